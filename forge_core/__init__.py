@@ -1,0 +1,1 @@
+"""Everything of Forge that knows nothing of Prefect; importable and testable alone."""

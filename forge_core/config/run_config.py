@@ -1,0 +1,281 @@
+"""The configuration of a run: one pydantic model.
+
+Invariants:
+- Unknown keys are refused everywhere (``extra="forbid"``); every field says what it is and in which unit.
+- Class defaults are the base configuration: a file states only what differs.
+- Nothing here loads an engine, a tokenizer or a data set; ``validate.py`` makes the checks that need the disk.
+- An *episode* is one prompt with one sampled response; a *group* is ``grpo.n_samples`` episodes of one prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are errors, values cannot be changed after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=False)
+
+
+class RunSection(Section):
+    id: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="Name of the run in the store. Left out: made from the flow name and the time.",
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of data order, sampling and initial weights.")
+
+
+class ScratchModel(Section):
+    """A small model made on the spot, with random weights and a character tokenizer."""
+
+    architecture: Literal["qwen3", "llama"] = Field("qwen3", description="Architecture of the transformer.")
+    vocabulary: str = Field(description="The characters of the tokenizer, one token each (besides <pad> and <eos>).")
+    hidden_size: Positive = Field(128, description="Width of the model.")
+    intermediate_size: Positive = Field(384, description="Width of the feed-forward layers.")
+    num_layers: Positive = Field(2, description="Number of transformer layers.")
+    num_heads: Positive = Field(4, description="Attention heads.")
+    num_kv_heads: Positive = Field(2, description="Key/value heads (grouped-query attention).")
+    head_dim: Positive = Field(32, description="Width of one attention head.")
+    max_position_embeddings: Positive = Field(256, description="Longest sequence, in tokens.")
+    tie_word_embeddings: bool = Field(True, description="Whether input and output embeddings are one matrix.")
+    initializer_range: float = Field(0.05, gt=0, description="Standard deviation of the initial weights.")
+
+
+class DatasetSection(Section):
+    path: str = Field(
+        description="Where prompts come from: a hub id (org/name or hf://org/name), a local JSONL, Parquet, CSV or "
+        "dataset folder, reasoning_gym://<task>, or python://<module or file.py>:<function>."
+    )
+    name: str | None = Field(None, description="Configuration name of a hub data set.")
+    split: str = Field("train", description="Split to train on.")
+    streaming: bool = Field(False, description="Stream a hub data set instead of downloading it first.")
+    revision: str | None = Field(None, description="Revision of a hub data set.")
+    options: dict[str, Any] = Field({}, description="Arguments of a reasoning_gym task or a python:// function.")
+    prompt_column: str | None = Field(None, description="Column of the prompt (text or chat messages).")
+    answer_column: str | None = Field(None, description="Column of the ground truth.")
+    system_prompt: str | None = Field(None, description="System message put before each prompt.")
+    prompt_template: str = Field("{prompt}", description="Text of the user message; {prompt} is the prompt column.")
+    chat_template: bool | None = Field(
+        None, description="Apply the tokenizer's chat template. Left out: exactly when the tokenizer has one."
+    )
+    size: int | None = Field(None, ge=1, description="Use only the first rows. Left out: all.")
+    shuffle: bool = Field(True, description="Visit prompts in a new seeded order each epoch.")
+
+
+class TrainingSection(Section):
+    batch_size: Positive = Field(
+        64, description="Episodes per accumulation step; an optimizer step consumes batch_size x "
+        "gradient_accumulation_steps episodes, which must be whole groups."
+    )
+    gradient_accumulation_steps: Positive = Field(1, description="Accumulation steps per optimizer step.")
+    sync_interval: Positive = Field(1, description="Optimizer steps per training step (weights are published once).")
+    epochs_per_batch: Positive = Field(1, description="Passes over the episodes of an optimizer step.")
+    learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate of AdamW.")
+    warmup_steps: int = Field(0, ge=0, description="Optimizer steps of linear warm-up.")
+    lr_decay: Literal["constant", "linear", "cosine"] = Field("constant", description="Schedule after the warm-up.")
+    lr_min_ratio: Fraction = Field(0.0, description="Final learning rate as a share of the peak (linear, cosine).")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay of AdamW.")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="Moment decay rates of AdamW.")
+    eps: float = Field(1e-8, gt=0, description="AdamW epsilon.")
+    max_norm: float = Field(1.0, gt=0, description="Gradient clipping: largest total L2 norm.")
+    seq_len: Positive = Field(2048, description="Longest prompt plus response, in tokens.")
+    token_budget: int | None = Field(
+        None, ge=1, description="Tokens of one packed micro-batch. Left out: the larger of seq_len and 16384."
+    )
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Compute type; master weights are float32.")
+    entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    threads: int | None = Field(None, ge=1, description="CPU threads of the trainer. Left out: its share of the cores.")
+
+
+class GRPOSection(Section):
+    n_samples: Positive = Field(8, description="Responses sampled per prompt (the group size).")
+    clip_low: float = Field(0.2, ge=0, description="Ratio is clipped at 1 - clip_low.")
+    clip_high: float = Field(0.28, ge=0, description="Ratio is clipped at 1 + clip_high.")
+    beta: float = Field(0.1, ge=0, description="Weight of the KL penalty to the reference model; 0: no reference.")
+    temperature: float = Field(1.0, ge=0, le=10, description="Sampling temperature.")
+
+
+class LossSection(Section):
+    name: Literal["grpo"] = Field("grpo", description="Policy loss.")
+    agg_type: Literal["token_mean", "sequence_mean", "fixed_horizon"] = Field(
+        "token_mean", description="How token losses become one number (denominators are global over the step)."
+    )
+
+
+class AdvantageSection(Section):
+    normalize: bool = Field(True, description="Divide by the group's standard deviation (false: Dr. GRPO).")
+    eps: float = Field(1e-4, ge=0, description="Added to the standard deviation.")
+
+
+class RolloutSection(Section):
+    version: Literal["newest", "oldest"] = Field(
+        "newest", description="newest: sample with the newest committed version; oldest: batch b exactly with version "
+        "max(0, b - max_staleness), which makes a CPU run reproducible bit for bit."
+    )
+    max_new_tokens: Positive = Field(128, description="Sampled tokens per response, at most.")
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="Longer prompts are dropped, with the reason. Left out: seq_len - max_new_tokens."
+    )
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; below 1 needs allow_truncated_sampling.")
+    top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: all.")
+    min_p: Fraction = Field(0.0, description="Drop tokens below this share of the likeliest token's probability.")
+    allow_truncated_sampling: bool = Field(False, description="Accept the biased ratio that truncation brings.")
+    shards: int | None = Field(
+        None, ge=1, description="Shards (rollout tasks) per batch. Left out: one on the embedded backend."
+    )
+    deadline_s: float = Field(3600.0, gt=0, description="Seconds after which unfinished episodes are dropped.")
+
+
+class GeneratorSection(Section):
+    backend: Literal["hf"] = Field("hf", description="hf: transformers in this process.")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of the generator's weights.")
+    max_batch: Positive = Field(512, description="Sequences decoded together, at most (embedded backend).")
+    threads: int | None = Field(None, ge=1, description="CPU threads of the generator. Left out: its share of cores.")
+
+
+class RewardFunction(Section):
+    path: str = Field(
+        description="Built-in name (exact_match, last_integer, reasoning_gym), or <module>:<name> or <file.py>:<name>."
+    )
+    weight: float = Field(1.0, description="Factor of this component in the reward.")
+    options: dict[str, Any] = Field({}, description="Arguments of the reward class.")
+
+
+class RewardsSection(Section):
+    functions: list[RewardFunction] = Field([], description="Components; the reward is their weighted sum.")
+    timeout_s: float = Field(30.0, gt=0, description="Seconds for grading one episode, after which it is null.")
+    workers: int | None = Field(None, ge=1, description="Grading processes. Left out: grade in this process.")
+    max_error_share: Fraction = Field(0.5, description="A shard with a larger share of failed grades is an error.")
+
+
+class ServiceSection(Section):
+    procs: Positive = Field(1, description="Processes (GPUs) of one replica, at least.")
+    num_replicas: Positive = Field(1, description="Replicas.")
+    with_gpus: bool = Field(False, description="Whether the processes need a GPU each.")
+
+
+class ServicesSection(Section):
+    generator: ServiceSection = Field(ServiceSection(), description="The sampling engine.")
+    trainer: ServiceSection = Field(ServiceSection(), description="The trainer.")
+    ref_model: ServiceSection | None = Field(
+        ServiceSection(), description="The frozen reference model; null: none (needs grpo.beta=0)."
+    )
+
+
+class ParallelismSection(Section):
+    tensor_parallel_degree: Positive = Field(1, description="Tensor-parallel ranks of the trainer.")
+    pipeline_parallel_degree: Positive = Field(1, description="Pipeline-parallel ranks of the trainer.")
+    data_parallel_shard_degree: Positive = Field(1, description="Sharded data-parallel (FSDP) ranks of the trainer.")
+
+
+class EvalSection(Section):
+    interval: int = Field(0, ge=0, description="Training steps between evaluations; 0: only before and after.")
+    prompts: int = Field(256, ge=0, description="Held-out prompts per evaluation; 0: no evaluation.")
+    holdout: float = Field(
+        0.1, ge=0, lt=1, description="Share of prompts held out from training, chosen by a hash of the prompt."
+    )
+    split: str | None = Field(None, description="Evaluate on this split instead of held-out training prompts.")
+    temperature: float = Field(1.0, ge=0, le=10, description="Sampling temperature of the evaluation; 0: greedy.")
+
+
+class CheckpointSection(Section):
+    interval: int = Field(20, ge=0, description="Training steps between checkpoints; 0: only at the end.")
+    keep: int = Field(2, ge=2, description="Complete checkpoints kept (two at least: one may be all a crash leaves).")
+
+
+class WeightsSection(Section):
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="Type of published weights. Left out: training.dtype."
+    )
+    keep: int = Field(2, ge=1, description="Newest versions kept besides those that the run still needs.")
+    shard_bytes: int = Field(2_000_000_000, ge=1, description="Largest safetensors file, in bytes.")
+
+
+class GCSection(Section):
+    grace: float = Field(3600.0, ge=0, description="Seconds that an unreachable object is kept.")
+
+
+class ResumeSection(Section):
+    max_drift: float = Field(
+        1e-3, ge=0, description="Largest relative difference of replayed parameters where replay is not exact."
+    )
+
+
+class WarmStartSection(Section):
+    """Supervised steps before version 0."""
+
+    dataset: DatasetSection = Field(description="Demonstrations: prompt_column and answer_column are trained on.")
+    steps: Positive = Field(300, description="Optimizer steps.")
+    batch_size: Positive = Field(96, description="Demonstrations per step.")
+    learning_rate: float = Field(2e-3, gt=0, description="Peak learning rate.")
+    warmup_steps: int = Field(50, ge=0, description="Steps of linear warm-up, then cosine to 10 %.")
+    weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay.")
+
+
+class RunConfig(Section):
+    """Everything that decides a GRPO run."""
+
+    run: RunSection = Field(RunSection(), description="Name and seed.")
+    store: str | None = Field(None, description="Root of the object store: a folder, file://, s3:// or memory:// URI.")
+    steps: Positive = Field(100, description="Training steps.")
+    max_staleness: int = Field(0, ge=0, description="Training steps that generation may run ahead; 0: on-policy.")
+    model: str | ScratchModel | None = Field(
+        None, description="Model folder, hub id (org/name or hf://org/name), or a small model made on the spot."
+    )
+    warm_start: WarmStartSection | None = Field(None, description="Supervised steps before version 0.")
+    dataset: DatasetSection | None = Field(None, description="Prompts.")
+    training: TrainingSection = Field(TrainingSection(), description="The optimizer step.")
+    grpo: GRPOSection = Field(GRPOSection(), description="Groups, clipping, KL and temperature.")
+    loss: LossSection = Field(LossSection(), description="Which policy loss.")
+    advantage: AdvantageSection = Field(AdvantageSection(), description="Group advantages.")
+    rollout: RolloutSection = Field(RolloutSection(), description="How responses are sampled.")
+    generator: GeneratorSection = Field(GeneratorSection(), description="The sampling engine.")
+    rewards: RewardsSection = Field(RewardsSection(), description="How responses are graded.")
+    services: ServicesSection = Field(ServicesSection(), description="Processes and GPUs per role.")
+    parallelism: ParallelismSection = Field(ParallelismSection(), description="Ranks of the trainer.")
+    eval: EvalSection = Field(EvalSection(), description="Evaluation on held-out prompts.")
+    checkpoint: CheckpointSection = Field(CheckpointSection(), description="Checkpoints of the trainer.")
+    weights: WeightsSection = Field(WeightsSection(), description="Published weights.")
+    gc: GCSection = Field(GCSection(), description="Deleting what nothing reaches.")
+    resume: ResumeSection = Field(ResumeSection(), description="Exactness of a resumed run.")
+
+    @property
+    def episodes_per_optimizer_step(self) -> int:
+        return self.training.batch_size * self.training.gradient_accumulation_steps
+
+    @property
+    def episodes_per_batch(self) -> int:
+        """Planned episodes of one training step (prompts that are too long come on top)."""
+        return self.training.sync_interval * self.episodes_per_optimizer_step
+
+    @property
+    def groups_per_batch(self) -> int:
+        return self.episodes_per_batch // self.grpo.n_samples
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        return self.rollout.max_prompt_tokens or self.training.seq_len - self.rollout.max_new_tokens
+
+    @property
+    def token_budget(self) -> int:
+        return self.training.token_budget or max(self.training.seq_len, 16384)
+
+    @property
+    def weights_dtype(self) -> str:
+        return self.weights.dtype or self.training.dtype
+
+    @model_validator(mode="after")
+    def _cross_field(self) -> RunConfig:
+        if self.grpo.beta > 0 and self.services.ref_model is None:
+            raise ValueError(
+                f"grpo.beta is {self.grpo.beta}, which needs a reference model, but services.ref_model is null: "
+                "set grpo.beta=0, or leave services.ref_model out to get the default reference"
+            )
+        return self
