@@ -1,0 +1,51 @@
+"""Stopping: one token per run, which every long call looks at.
+
+Invariants:
+- A token goes from clear to set once and stays set; the first reason stands.
+- Setting is safe from any thread and from a signal handler that runs in the main thread.
+- A call that finds the token set ends without committing anything and raises :class:`Stopped`.
+"""
+
+from __future__ import annotations
+
+import threading
+
+
+class Stopped(Exception):
+    """The run was asked to stop. ``reason`` says by whom (``Ctrl-C``, ``SIGTERM``, ``forge stop``, ...)."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"stopped: {reason}")
+        self.reason = reason
+
+
+class StopToken:
+    """A thread-safe flag with a reason."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._reason: str | None = None
+
+    def set(self, reason: str) -> None:
+        """Ask everything that holds this token to stop; later reasons are ignored."""
+        # No lock: a signal handler may interrupt another `set` of the same thread. At worst two reasons race.
+        if self._reason is None:
+            self._reason = reason
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    @property
+    def reason(self) -> str | None:
+        """Why the token was set; None while it is clear."""
+        return self._reason if self.is_set() else None
+
+    def check(self) -> None:
+        """Raise :class:`Stopped` when the token is set."""
+        if self.is_set():
+            raise Stopped(self._reason or "unknown")
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the token is set or ``timeout`` seconds have passed; returns whether it is set."""
+        return self._event.wait(timeout)
