@@ -1,0 +1,1 @@
+"""Losses, advantages and the rules that decide every episode's fate."""
