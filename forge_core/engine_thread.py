@@ -80,6 +80,7 @@ class EngineThread:
             return call.future.result()
         finally:
             call.future.cancel()  # has an effect only when the caller was interrupted before the call started
+            del call  # a raised error's traceback would hold it, and so itself, until the next garbage collection
 
     def close(self, timeout: float | None = 10.0) -> None:
         """Refuse further and queued calls, and wait up to ``timeout`` seconds for the running one. Idempotent."""

@@ -1,0 +1,319 @@
+"""Which Prefect server a run talks to.
+
+In this order:
+1. ``PREFECT_API_URL``, when set: that server is used as it is; nothing is started.
+2. The server of this Forge home (``FORGE_HOME``, ``~/.forge`` by default), when one was started with :func:`serve`
+   and answers. It lives as long as its operator wants and is shared by all runs of the home.
+3. Otherwise a server is started as a child of this process, and dies with it, even by ``kill -9``.
+
+A child server is never shared with another process: it would vanish under the other run. And two servers never share
+a SQLite file, which would end in "database is locked": a server holds a file lock on its database, so a second
+concurrent run of one home gets the next database (``prefect-1.db``), with its own UI. Who wants one history of
+concurrent runs starts a server of the home (2) or names one (1).
+
+Guarantees:
+- The child listens on loopback only, on a free port that was bound before it was started (no clash is possible).
+- The child is in a session of its own: Ctrl-C does not take it away before the flow has written its final state.
+- Nothing outside this machine is called: telemetry is off on both sides and loopback bypasses any HTTP proxy.
+- ``PREFECT_API_URL`` and the like are in the environment before Prefect is imported here; if it was imported before,
+  its settings are read again. Hence this module must not import Prefect itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+START_TIMEOUT_S = 180.0
+PROCESS = Path(__file__).with_name("server_process.py")
+
+QUIET = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "PREFECT_CLI_PROMPT": "false",
+}
+# A child serves one flow and no deployments, so the services that look after schedules, late runs and automations
+# would only poll the database beside it.
+CHILD_ONLY = {
+    f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false"
+    for service in ("SCHEDULER", "LATE_RUNS", "FOREMAN", "TRIGGERS", "PAUSE_EXPIRATIONS", "EVENT_LOGGER")
+}
+
+
+class ServerError(RuntimeError):
+    """No Prefect server could be reached or started; the message says what to do."""
+
+
+@dataclass
+class ServerHandle:
+    """A server that answers. ``url`` is its API (``.../api``), ``ui_url`` the address to open in a browser."""
+
+    url: str
+    ui_url: str
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether this process started the server."""
+        return self.process is not None
+
+    def flow_run_url(self, flow_run_id: object) -> str:
+        return f"{self.ui_url}/runs/flow-run/{flow_run_id}"
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End the server if it was started here, once it has stored what this process sent it. Idempotent."""
+        if self.process is None:
+            return
+        _send_what_is_queued(timeout_s)
+        self.process.terminate()
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process = None
+        if os.environ.get("PREFECT_API_URL") == self.url:
+            del os.environ["PREFECT_API_URL"]
+            _reload_settings()
+
+
+def forge_home(home: Path | None = None) -> Path:
+    """The folder of this user's Prefect databases and server logs."""
+    return Path(home or os.environ.get("FORGE_HOME") or Path.home() / ".forge").expanduser().absolute()
+
+
+def ensure_server(home: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) -> ServerHandle:
+    """Return a server that answers, and point Prefect in this process at it. Raises :class:`ServerError`."""
+    os.environ.update(QUIET)
+    configured = os.environ.get("PREFECT_API_URL")
+    if configured:
+        _require_answer(configured)
+        _reload_settings()
+        return ServerHandle(configured, os.environ.get("PREFECT_UI_URL") or _ui_url(configured))
+    home = forge_home(home)
+    shared = _server_of_home(home)
+    if shared:
+        return _use(ServerHandle(shared, _ui_url(shared)), home)
+    return _use(_start_child(home, timeout_s), home)
+
+
+def serve(home: Path | None = None, port: int = 4200) -> None:
+    """Become the server of this Forge home: runs in the foreground until it is stopped, and does not return.
+
+    Runs that start meanwhile use it. Raises :class:`ServerError` when the port or the home's database is taken.
+    """
+    home = forge_home(home)
+    _create(home)
+    lock = _lock(home / "prefect.lock")
+    if lock is None:
+        raise ServerError(f"{home / 'prefect.db'} is in use by the server of a run: start this one when it has ended")
+    try:
+        listener = _listen(port)
+    except OSError as error:
+        raise ServerError(f"port {port} on 127.0.0.1 cannot be used ({error}): choose another one") from error
+    url = _api_url(listener)
+    record = {"url": url, "pid": os.getpid()}
+    (home / "server.json").write_text(json.dumps(record))
+    print(f"Prefect UI: {_ui_url(url)}   database: {home / 'prefect.db'}", flush=True)
+    for descriptor in (lock, listener.fileno()):
+        os.set_inheritable(descriptor, True)
+    environment = _server_environment(home, home / "prefect.db", url)
+    os.execve(sys.executable, [sys.executable, "-P", str(PROCESS), str(listener.fileno()), "0"], environment)
+
+
+def _start_child(home: Path, timeout_s: float) -> ServerHandle:
+    _create(home)
+    lock, database = _free_database(home)
+    log = database.with_suffix(".log")
+    with _listen(0) as listener, log.open("wb") as output:
+        url = _api_url(listener)
+        environment = _server_environment(home, database, url) | CHILD_ONLY
+        process = _spawn(environment, listener.fileno(), lock, output.fileno())
+    os.close(lock)  # the child's copy holds the lock: exactly as long as the server lives
+    try:
+        _wait_until_ready(process, url, log, timeout_s)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return ServerHandle(url, _ui_url(url), process)
+
+
+def _spawn(environment: dict[str, str], listener: int, lock: int, output: int) -> subprocess.Popen[bytes]:
+    """Start the child from a thread that lives as long as this process.
+
+    The kernel delivers the parent's death when the *thread* that started the child ends, so a task's thread will not do.
+    """
+    started: Future[subprocess.Popen[bytes]] = Future()
+
+    def run() -> None:
+        try:
+            started.set_result(
+                subprocess.Popen(
+                    [sys.executable, "-P", str(PROCESS), str(listener), str(os.getpid())],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(listener, lock),
+                    start_new_session=True,
+                )
+            )
+        except BaseException as error:  # reported to the caller
+            started.set_exception(error)
+        threading.Event().wait()
+
+    threading.Thread(target=run, name="forge-server-parent", daemon=True).start()
+    return started.result()
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServerError(_failure(f"ended with status {process.returncode} while starting", log))
+        if _answers(url, timeout_s=2.0):
+            return
+        time.sleep(0.1)
+    raise ServerError(_failure(f"did not answer at {url} within {timeout_s:.0f} s", log))
+
+
+def _failure(what: str, log: Path) -> str:
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:]) or "(the log is empty)"
+    return (
+        f"The Prefect server that this run started {what}. End of its log ({log}):\n{tail}\n"
+        "Set PREFECT_API_URL to use a server of your own, or FORGE_HOME to use another folder."
+    )
+
+
+def _server_environment(home: Path, database: Path, url: str) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    return inherited | QUIET | {
+        "PREFECT_HOME": str(home),
+        "PREFECT_API_URL": url,
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{database}",
+        "PREFECT_SERVER_MEMO_STORE_PATH": str(database.with_suffix(".memo.toml")),
+        "PREFECT_SERVER_UI_API_URL": url,
+        "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(home / "ui"),
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    }  # fmt: skip
+
+
+def _use(handle: ServerHandle, home: Path) -> ServerHandle:
+    """Point this process's Prefect at ``handle``."""
+    os.environ["PREFECT_API_URL"] = handle.url
+    os.environ.setdefault("PREFECT_HOME", str(home))
+    for name in ("NO_PROXY", "no_proxy"):
+        hosts = [host for host in os.environ.get(name, "").split(",") if host]
+        os.environ[name] = ",".join(dict.fromkeys([*hosts, "127.0.0.1", "localhost"]))
+    _reload_settings()
+    return handle
+
+
+def _reload_settings() -> None:
+    """Make a Prefect that is imported already read the environment again."""
+    context = sys.modules.get("prefect.context")
+    if context is None:
+        return
+    context.refresh_global_settings_context()
+    seen = context.get_settings_context().settings.api.url
+    if seen != os.environ.get("PREFECT_API_URL"):
+        raise ServerError(
+            f"Prefect uses {seen} instead of PREFECT_API_URL={os.environ.get('PREFECT_API_URL')}: "
+            "call ensure_server outside of a flow and of prefect.settings.temporary_settings"
+        )
+
+
+def _send_what_is_queued(timeout_s: float) -> None:
+    """Events (task states) and logs leave this process in the background; wait for them."""
+    if "prefect.events.worker" in sys.modules:
+        sys.modules["prefect.events.worker"].EventsWorker.drain_all(timeout=timeout_s)
+    if "prefect.logging.handlers" in sys.modules:
+        sys.modules["prefect.logging.handlers"].APILogWorker.drain_all(timeout=timeout_s)
+
+
+def _server_of_home(home: Path) -> str | None:
+    """The URL of the home's shared server if one is recorded, runs and answers."""
+    record = home / "server.json"
+    if not record.exists():
+        return None
+    url = json.loads(record.read_text())["url"]
+    return url if _answers(url, timeout_s=5.0) else None
+
+
+def _require_answer(url: str) -> None:
+    if not _answers(url, timeout_s=10.0):
+        raise ServerError(
+            f"PREFECT_API_URL is {url}, but no Prefect server answers at {url}/health: "
+            "start that server, mend the address, or unset PREFECT_API_URL and Forge starts one for the run"
+        )
+
+
+def _answers(url: str, timeout_s: float) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=timeout_s) as reply:
+            return reply.status == 200 and reply.read().strip() == b"true"
+    except (OSError, urllib.error.URLError, ValueError):  # not there, not HTTP, or not an address
+        return False
+
+
+def _free_database(home: Path) -> tuple[int, Path]:
+    """Lock and path of the first database of this home that no server uses."""
+    for n in range(1000):
+        name = f"prefect-{n}" if n else "prefect"
+        lock = _lock(home / f"{name}.lock")
+        if lock is not None:
+            return lock, home / f"{name}.db"
+    raise ServerError(f"a thousand Prefect servers use {home}: set FORGE_HOME to another folder")
+
+
+def _lock(path: Path) -> int | None:
+    """An open descriptor that holds the file lock, or None when another process has it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _create(home: Path) -> None:
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        (home / ".writable").write_text("")
+    except OSError as error:
+        raise ServerError(
+            f"the Forge home {home} cannot be written ({error}): set FORGE_HOME to another folder"
+        ) from error
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(128)
+    return listener
+
+
+def _api_url(listener: socket.socket) -> str:
+    return f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+
+
+def _ui_url(api_url: str) -> str:
+    return api_url.rstrip("/").removesuffix("/api")
+
+
+if __name__ == "__main__":
+    serve()

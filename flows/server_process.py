@@ -1,0 +1,52 @@
+"""The Prefect server as one process: ``python -P server_process.py SOCKET_FD PARENT_PID``.
+
+Started by ``flows/server.py`` with the listening socket and the whole configuration (``PREFECT_*`` variables) already
+in place. uvicorn runs Prefect's application in this very process, so there is no grandchild that could outlive it.
+
+Guarantee: with PARENT_PID other than 0 this process ends with its parent, however the parent ends (``kill -9``
+included). On Linux the kernel kills it at once; elsewhere it looks every half second whether it was orphaned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Tie this process to ``parent``; ends at once if ``parent`` is gone already."""
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError("prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        os._exit(1)
+    if sys.platform != "linux":
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def main(socket_fd: int, parent: int) -> int:
+    if parent:
+        die_with_parent(parent)
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    config = uvicorn.Config(create_app(final=True), log_level="warning", access_log=False, lifespan="on")
+    server = uvicorn.Server(config)
+    server.run(sockets=[socket.socket(fileno=socket_fd)])
+    return 0 if server.started else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
