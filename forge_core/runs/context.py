@@ -1,0 +1,232 @@
+"""Everything one process holds of a run: its store, its record and, loaded when first needed, its engines.
+
+Invariants:
+- An engine is loaded once per process and owns one thread; tasks find it through the run's reference, never through
+  arguments.
+- Engines refer to weights by version only; a version is found through the ledger. The one exception is the candidate
+  that the trainer has published and is about to commit: it may be evaluated before it exists.
+- On a CPU, engines that work at the same time divide the cores.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from forge_core.config import RunConfig
+from forge_core.data.cursor import Cursor
+from forge_core.data.prompts import Prompt, PromptSet, load_prompts, render, split_holdout
+from forge_core.generation.base import Generator
+from forge_core.rewards.actor import RewardActor
+from forge_core.runs.planning import make_plan, shard_count
+from forge_core.runs.record import RunRecord, RunRef, load_run
+from forge_core.store import Ledger, Store, digest, layout, open_store, put_plan
+from forge_core.stop import StopToken
+
+_contexts: dict[RunRef, RunContext] = {}
+_registry_lock = threading.Lock()
+
+
+def attach(ref: RunRef, context: RunContext) -> None:
+    """Make ``context`` the one that tasks of this process find under ``ref``."""
+    with _registry_lock:
+        _contexts[ref] = context
+
+
+def detach(ref: RunRef) -> None:
+    with _registry_lock:
+        _contexts.pop(ref, None)
+
+
+def context_of(ref: RunRef) -> RunContext:
+    """The context of ``ref`` in this process, opened from the store when nobody attached one."""
+    with _registry_lock:
+        if ref not in _contexts:
+            store = open_store(ref.store)
+            _contexts[ref] = RunContext(store, load_run(store, ref.run_id))
+        return _contexts[ref]
+
+
+class RunContext:
+    """``stop`` ends every engine call; ``observers`` are called with each entry that this process commits."""
+
+    def __init__(self, store: Store, record: RunRecord, stop: StopToken | None = None) -> None:
+        self.store, self.record, self.config = store, record, record.config
+        self.run_id = record.run_id
+        self.stop = stop or StopToken()
+        self.attempt = uuid.uuid4().hex[:8]
+        self.ledger = Ledger(store, record.run_id)
+        self.candidates: dict[int, str] = {}
+        self.observers: list[Callable[[dict[str, Any]], None]] = []
+        self.rollouts = ShardTracker(shard_count(record.config))
+        self._plans: dict[int, dict[str, Any]] = {}
+        self._lock = threading.RLock()  # of plans and of engines being loaded
+        self._trainer_lock = threading.RLock()
+
+    # Data ---------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def prompts(self) -> PromptSet:
+        assert self.config.dataset is not None
+        return load_prompts(self.config.dataset, seed=self.config.run.seed)
+
+    @cached_property
+    def _rows(self) -> tuple[list[int], list[int]]:
+        share = 0.0 if self.config.eval.split or not self.config.eval.prompts else self.config.eval.holdout
+        return split_holdout(self.prompts, share)
+
+    @property
+    def train_rows(self) -> list[int]:
+        return self._rows[0]
+
+    @cached_property
+    def heldout(self) -> list[Prompt]:
+        """The prompts of an evaluation: of ``eval.split``, or held out of the training set by hash."""
+        section, wanted = self.config.dataset, self.config.eval.prompts
+        assert section is not None
+        if self.config.eval.split:
+            other = load_prompts(section.model_copy(update={"split": self.config.eval.split}), seed=self.config.run.seed)
+            return [other[i] for i in range(min(wanted, len(other)))]
+        return [self.prompts[row] for row in self._rows[1][:wanted]]
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.weights_dir(0))
+
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        """Digest of the tokenizer's files, chat template included, as version 0 published them."""
+        files = self.store.open_published(self.ledger.weights_prefix(0)).manifest.files
+        named = {f.name: f.sha256 for f in files if f.name.startswith(("tokenizer", "chat_template", "vocab", "merges"))}
+        return digest(named)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        section = self.config.dataset
+        return render(prompt, self.tokenizer, section.chat_template if section else None)
+
+    # Plans --------------------------------------------------------------------------------------------------------
+
+    def plan(self, batch: int) -> dict[str, Any]:
+        """The stored plan of ``batch``, made now (in batch order) if nobody made it before."""
+        with self._lock:
+            if batch not in self._plans:
+                self._plans[batch] = self._read_or_make_plan(batch)
+                self._plans.pop(batch - self.config.max_staleness - 2, None)
+            return self._plans[batch]
+
+    def _read_or_make_plan(self, batch: int) -> dict[str, Any]:
+        key = layout.plan(self.run_id, batch, 0)
+        if self.store.exists(key):
+            return self.store.read_json(key)
+        cursor = Cursor(**self.plan(batch - 1)["cursor"]["after"]) if batch else Cursor(0, 0)
+        encode = lambda row: self.encode(self.prompts[row])
+        plan = make_plan(batch, cursor, self.prompts, self.train_rows, self.config, encode)
+        return put_plan(self.store, self.run_id, batch, 0, plan)
+
+    # Weights and engines ------------------------------------------------------------------------------------------
+
+    def weights_dir(self, version: int) -> Path:
+        """A verified local folder with the weights of a committed version, or of this process's candidate."""
+        return self.store.local_dir(self.candidates.get(version) or self.ledger.weights_prefix(version))
+
+    @cached_property
+    def cpu_threads(self) -> int:
+        """Threads of one engine on the CPU: all cores on-policy, where engines take turns; else half."""
+        cores = len(os.sched_getaffinity(0))
+        return cores if self.config.max_staleness == 0 else max(1, cores // 2)
+
+    def generator(self, version: int) -> Generator:
+        """The sampling engine, loaded at ``version`` when this is the first use, moved to it otherwise."""
+        from forge_core.generation.hf import HFGenerator
+
+        with self._lock:
+            engine = self.__dict__.get("_generator")
+            if engine is None:
+                g = self.config.generator
+                threads = g.threads or self.cpu_threads
+                engine = HFGenerator(
+                    self.weights_dir, version=version, dtype=g.dtype, max_batch=g.max_batch, threads=threads
+                )
+                self.__dict__["_generator"] = engine
+        if engine.get_version() < version:
+            engine.update_weights(version)
+        return engine
+
+    @cached_property
+    def rewards(self) -> RewardActor:
+        return RewardActor.from_config(self.config.rewards)
+
+    @property
+    def reference(self) -> Any:
+        """The frozen model of version 0 (a ``ReferenceModel``), set up."""
+        from forge_core.reference.model import ReferenceModel
+
+        with self._trainer_lock:
+            if "_reference" not in self.__dict__:
+                t = self.config.training
+                model = ReferenceModel(
+                    self.weights_dir(0),
+                    token_budget=self.config.token_budget,
+                    seq_len=t.seq_len,
+                    dtype=t.dtype,
+                    device="cpu",
+                    threads=t.threads or self.cpu_threads,
+                )
+                model.setup()
+                self.__dict__["_reference"] = model
+            return self.__dict__["_reference"]
+
+    @property
+    def trainer(self) -> Any:
+        """The ``TrainerSession`` of this process."""
+        from forge_core.runs.trainer_session import TrainerSession
+
+        with self._trainer_lock:
+            if "_trainer" not in self.__dict__:
+                self.__dict__["_trainer"] = TrainerSession(self)
+            return self.__dict__["_trainer"]
+
+    def close(self) -> None:
+        """End the engines of this process."""
+        for name, end in (("_generator", "shutdown"), ("_trainer", "close"), ("_reference", "cleanup"), ("rewards", "close")):
+            if name in self.__dict__:
+                getattr(self.__dict__.pop(name), end)()
+
+
+class ShardTracker:
+    """Which rollout shards this process has finished; lets a pinned version wait for all older work.
+
+    With ``rollout.version: oldest`` the engine may move on only when every batch that samples an older version is
+    generated.
+    """
+
+    def __init__(self, shards: int) -> None:
+        self._shards, self._first = shards, 0
+        self._finished: dict[int, set[int]] = {}
+        self._changed = threading.Condition()
+
+    def begin(self, batch: int) -> None:
+        """Batches before ``batch`` were finished before this process started."""
+        self._first = batch
+
+    def finish(self, batch: int, shard: int) -> None:
+        with self._changed:
+            self._finished.setdefault(batch, set()).add(shard)
+            while len(self._finished.get(self._first, ())) == self._shards:
+                del self._finished[self._first]
+                self._first += 1
+            self._changed.notify_all()
+
+    def wait_before(self, batch: int, stop: StopToken) -> None:
+        """Wait until every shard of every batch before ``batch`` is finished."""
+        with self._changed:
+            while self._first < batch:
+                stop.check()
+                self._changed.wait(0.2)

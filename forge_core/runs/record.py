@@ -1,0 +1,120 @@
+"""What a run is: ``run.json``, written once, and the record of every deliberate change since.
+
+Invariants:
+- A run id names one run for ever: creating it twice is refused, never continued silently.
+- A resumed run has the configuration and the code it started with, except for the keys (or the code) that the user
+  allowed to change; each allowed change is written beside ``run.json`` and nothing is overwritten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from forge_core.config import ConfigError, RunConfig, diff
+from forge_core.rewards.resolve import source_digest
+from forge_core.store import Store, layout
+
+NOT_COMPARED = {"store", "run.id"}  # where a run lies, not what it is
+PACKAGES = ("forge_core", "tasks", "flows")
+
+
+@dataclass(frozen=True)
+class RunRef:
+    """All that a task needs to find a run: its id and the root of its store."""
+
+    run_id: str
+    store: str
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """``run.json`` with the changes allowed since; ``changes`` counts them."""
+
+    run_id: str
+    config: RunConfig
+    code: dict[str, str]
+    created_at: str
+    changes: int
+
+
+def now() -> str:
+    """The time as ISO 8601 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def new_run_id(flow: str) -> str:
+    """A run id from the flow's name and the time, such as ``grpo-20260131-235959-123``."""
+    return f"{flow}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S-%f')[:-3]}"
+
+
+def code_digests(config: RunConfig) -> dict[str, str]:
+    """Digests of the code that decides a run's numbers: Forge's own and each reward's source file."""
+    root = Path(__file__).resolve().parents[2]
+    own = hashlib.sha256()
+    for file in sorted(f for package in PACKAGES for f in (root / package).rglob("*.py")):
+        own.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    rewards = {f"reward {f.path}": source_digest(f.path) for f in config.rewards.functions}
+    return {f"forge-rl {version('forge-rl')}": own.hexdigest(), **rewards}
+
+
+def create_run(store: Store, config: RunConfig) -> RunRecord:
+    """Write ``run.json`` of a new run. Raises ConfigError when the id is taken."""
+    assert config.run.id is not None
+    record = RunRecord(config.run.id, config, code_digests(config), now(), 0)
+    body = {"run_id": record.run_id, "flow": "grpo", "created_at": record.created_at, **_body(record)}
+    if not store.put_new_json(layout.run_json(record.run_id), body):
+        raise ConfigError(
+            f"run.id: a run named {record.run_id!r} exists in {store.uri}: "
+            f"continue it with `forge resume {record.run_id}`, or choose another run.id"
+        )
+    return record
+
+
+def _body(record: RunRecord) -> dict[str, Any]:
+    return {"config": record.config.model_dump(mode="json"), "code": record.code}
+
+
+def load_run(store: Store, run_id: str) -> RunRecord:
+    """The record of a stored run, with its newest allowed change. Raises ConfigError when there is none."""
+    key = layout.run_json(run_id)
+    if not store.exists(key):
+        raise ConfigError(f"run {run_id!r} does not exist in {store.uri}: `forge runs` lists those that do")
+    first = newest = store.read_json(key)
+    changes = 0
+    while store.exists(layout.config_change(run_id, changes)):
+        newest = store.read_json(layout.config_change(run_id, changes))
+        changes += 1
+    config = RunConfig.model_validate(newest["config"])
+    return RunRecord(run_id, config, newest["code"], first["created_at"], changes)
+
+
+def resume_run(
+    store: Store, record: RunRecord, config: RunConfig, allow_keys: Sequence[str] = (), allow_code: bool = False
+) -> RunRecord:
+    """The record to go on with; raises ConfigError naming each difference that was not allowed."""
+    changed = [d for d in diff(record.config, config) if d[0] not in NOT_COMPARED]
+    refused = [d for d in changed if not _allowed(d[0], allow_keys)]
+    code = code_digests(config)
+    code_changed = sorted(k for k in code.keys() | record.code.keys() if code.get(k) != record.code.get(k))
+    problems = [f"{k}: the run has {old!r}, you gave {new!r}: --allow-config-change {k}" for k, old, new in refused]
+    if code_changed and not allow_code:
+        problems.append(f"the code changed since the run started ({', '.join(code_changed)}): --allow-code-change")
+    if problems:
+        raise ConfigError(f"cannot resume run {record.run_id!r} unchanged:\n  " + "\n  ".join(problems))
+    if not changed and not code_changed:
+        return record
+    resumed = RunRecord(record.run_id, config, code, record.created_at, record.changes + 1)
+    body = {**_body(resumed), "changed": [*(d[0] for d in changed), *code_changed], "changed_at": now()}
+    if not store.put_new_json(layout.config_change(record.run_id, record.changes), body):
+        raise ConfigError(f"run {record.run_id!r} was changed by another resume just now: try again")
+    return resumed
+
+
+def _allowed(key: str, allowed: Sequence[str]) -> bool:
+    return any(key == a or key.startswith(f"{a}.") for a in allowed)

@@ -1,0 +1,188 @@
+"""The work of the stages before training: sample, grade, reference log-probabilities.
+
+Invariants:
+- A stage whose object exists with the same ``request`` digest is not done again.
+- ``request`` is known before the work; versions, times and the machine are provenance.
+- Two workers may do the same shard; the first manifest wins and the other adopts it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from forge_core.algorithms.fates import StalenessError
+from forge_core.config import RunConfig
+from forge_core.data_model import SCHEMA_VERSION, Completion, Episode
+from forge_core.rewards.actor import Graded, RewardItem
+from forge_core.rewards.resolve import RewardError, source_digest
+from forge_core.runs.context import RunContext
+from forge_core.runs.episodes import (
+    EPISODES_FILE,
+    REFERENCE_FILE,
+    REWARDS_FILE,
+    episode_row,
+    episodes_bytes,
+    read_episodes,
+    reference_bytes,
+    rewards_bytes,
+)
+from forge_core.runs.planning import shard_requests
+from forge_core.store import Manifest, digest, layout
+
+
+@dataclass(frozen=True)
+class ShardRef:
+    """What a stage returns: which shard, the prefix of its object, the digest of its content."""
+
+    batch: int
+    shard: int
+    prefix: str
+    content: str
+
+
+def sampling_version(ctx: RunContext, batch: int) -> int:
+    """The version that samples ``batch``: the newest committed one, or exactly ``batch - S`` (``oldest``)."""
+    oldest = max(0, batch - ctx.config.max_staleness)
+    return oldest if ctx.config.rollout.version == "oldest" else max(oldest, min(ctx.ledger.head(), batch))
+
+
+def sample_shard(ctx: RunContext, batch: int, shard: int) -> ShardRef:
+    """Generate the episodes of one shard and publish them."""
+    plan = ctx.plan(batch)
+    prefix = layout.episodes(ctx.run_id, batch, 0, shard)
+    request = _sample_request(ctx, plan, shard)
+    if not ctx.store.published(prefix):
+        files, provenance = _sample(ctx, plan, shard)
+        ctx.store.publish(prefix, files, request=request, provenance=provenance)
+    manifest = ctx.store.open_published(prefix, request=request).manifest
+    ctx.rollouts.finish(batch, shard)
+    return ShardRef(batch, shard, prefix, manifest.content)
+
+
+def _sample_request(ctx: RunContext, plan: dict[str, Any], shard: int) -> str:
+    groups = [plan["groups"][g] for g in plan["shards"][shard]]
+    prompts = [(g["prompt_id"], g["prompt_ids"], g["seeds"]) for g in groups]
+    return digest(
+        {
+            "stage": "episodes",
+            "schema": SCHEMA_VERSION,
+            "prompts": prompts,
+            "sampling": plan["sampling"],
+            "tokenizer": ctx.tokenizer_digest,
+        }
+    )
+
+
+def _sample(ctx: RunContext, plan: dict[str, Any], shard: int) -> tuple[dict[str, bytes], dict[str, Any]]:
+    batch, started = plan["batch"], time.monotonic()
+    version = sampling_version(ctx, batch)
+    if ctx.config.rollout.version == "oldest":
+        ctx.rollouts.wait_before(batch, ctx.stop)
+    requests = shard_requests(ctx.run_id, plan, shard)
+    engine = ctx.generator(version)
+    working = time.monotonic()
+    completions = engine.generate(requests, stop=ctx.stop, deadline_s=ctx.config.rollout.deadline_s)
+    _check_versions(ctx.config, batch, completions)
+    row_of = {g["group"]: g["row"] for g in plan["groups"]}
+    rows = [
+        episode_row(request, ctx.prompts[row_of[int(request.request_id.split("/")[-2])]], completion)
+        for request, completion in zip(requests, completions, strict=True)
+        if completion.metadata["finish_reason"] != "aborted"
+    ]
+    ended = time.monotonic()
+    provenance = {
+        "policy_version": version,
+        "policy_digest": ctx.store.open_published(ctx.ledger.weights_prefix(version)).manifest.content,
+        "backend": ctx.config.generator.backend,
+        "seconds": ended - working,
+        "waited_seconds": working - started,
+        "finished_at_s": time.time(),
+        "tokens": sum(len(row["response_ids"]) for row in rows),
+        "episodes": len(rows),
+        "missing": len(requests) - len(rows),
+    }
+    return {EPISODES_FILE: episodes_bytes(rows)}, provenance
+
+
+def _check_versions(config: RunConfig, batch: int, completions: list[Completion]) -> None:
+    oldest = min((c.metadata["policy_version"] for c in completions), default=batch)
+    if oldest < batch - config.max_staleness:
+        raise StalenessError(
+            f"the generator sampled batch {batch} with version {oldest}; max_staleness={config.max_staleness} allows "
+            f"{batch - config.max_staleness} at least"
+        )
+
+
+def score_shard(ctx: RunContext, episodes: ShardRef) -> ShardRef:
+    """Grade one shard and publish its rewards. Raises RewardError when too many grades failed."""
+    prefix = layout.rewards(ctx.run_id, episodes.batch, 0, episodes.shard)
+    request = _score_request(ctx.config, episodes.content)
+    if not ctx.store.published(prefix):
+        rows = read_episodes(ctx.store, episodes.prefix)
+        started = time.monotonic()
+        graded = grade(ctx, rows)
+        provenance = {"seconds": time.monotonic() - started, "episodes": len(rows)}
+        _refuse_outage(ctx.config, prefix, graded)
+        files = {REWARDS_FILE: rewards_bytes(rows, graded)}
+        ctx.store.publish(prefix, files, request=request, provenance=provenance)
+    manifest = ctx.store.open_published(prefix, request=request).manifest
+    return ShardRef(episodes.batch, episodes.shard, prefix, manifest.content)
+
+
+def _score_request(config: RunConfig, content: str) -> str:
+    functions = [f.model_dump(mode="json") for f in config.rewards.functions]
+    sources = [source_digest(f.path) for f in config.rewards.functions]
+    return digest(
+        {"stage": "rewards", "schema": SCHEMA_VERSION, "functions": functions, "sources": sources, "episodes": content}
+    )
+
+
+def grade(ctx: RunContext, episodes: list[Episode]) -> list[Graded]:
+    """The rewards of ``episodes``, in order."""
+    return ctx.rewards.grade_many([reward_item(e) for e in episodes])
+
+
+def reward_item(e: Episode) -> RewardItem:
+    prompt = e.messages[-1]["content"] if e.messages else ""
+    metadata = {
+        **e.metadata,
+        "answer": e.target,
+        "task": e.task,
+        "finish_reason": e.finish_reason,
+        "prompt_messages": e.messages,
+        "response_tokens": len(e.response_ids),
+    }
+    return RewardItem(prompt, e.text, metadata)
+
+
+def _refuse_outage(config: RunConfig, prefix: str, graded: list[Graded]) -> None:
+    failed = [g for g in graded if g.reward is None]
+    if graded and len(failed) / len(graded) > config.rewards.max_error_share:
+        raise RewardError(
+            f"{prefix}: {len(failed)} of {len(graded)} grades failed, more than rewards.max_error_share="
+            f"{config.rewards.max_error_share}; the first: {failed[0].error}"
+        )
+
+
+def reference_shard(ctx: RunContext, episodes: ShardRef) -> ShardRef:
+    """Compute and publish the reference log-probabilities of one shard."""
+    prefix = layout.reference(ctx.run_id, episodes.batch, 0, episodes.shard)
+    model = ctx.store.open_published(ctx.ledger.weights_prefix(0)).manifest.content
+    request = digest({"stage": "reference", "schema": SCHEMA_VERSION, "model": model, "episodes": episodes.content})
+    if not ctx.store.published(prefix):
+        rows = read_episodes(ctx.store, episodes.prefix)
+        started = time.monotonic()
+        logprobs = ctx.reference.forward([(e.prompt_ids, e.response_ids) for e in rows], ctx.config.grpo.temperature)
+        provenance = {"seconds": time.monotonic() - started, "episodes": len(rows)}
+        files = {REFERENCE_FILE: reference_bytes(rows, logprobs)}
+        ctx.store.publish(prefix, files, request=request, provenance=provenance)
+    manifest = ctx.store.open_published(prefix, request=request).manifest
+    return ShardRef(episodes.batch, episodes.shard, prefix, manifest.content)
+
+
+def seconds_of(ctx: RunContext, prefixes: list[str]) -> float:
+    """Working seconds that the manifests of ``prefixes`` report, added up."""
+    manifests: list[Manifest] = [ctx.store.open_published(prefix).manifest for prefix in prefixes]
+    return sum((m.provenance or {}).get("seconds", 0.0) for m in manifests)
