@@ -1,0 +1,150 @@
+"""Packing documents into micro-batches of bounded size.
+
+Guarantees:
+- ``pack`` is a pure function of the samples, their order and its arguments: equal input gives equal tensors.
+- Every document lies in one row, whole; ``document_ids`` is its index in ``samples`` and ``position_ids`` restart at 0.
+- A micro-batch is ``[rows, row_len]`` with ``rows * row_len <= token_budget``; both are rounded up to four significant
+  bits where the budget allows, so a run meets few shapes and pads by at most an eighth in each direction.
+- A document of n tokens makes n - 1 predictions, so it occupies n - 1 positions: its last token is only a target.
+
+Layout. Documents are taken longest first (ties in order). The longest one left decides the row length; the
+following ones fill its rows, several to a row where they fit. A micro-batch is closed early when the next document is
+shorter than a quarter of the row, because dense attention costs ``row_len`` per token: 512 documents of 14 tokens
+become one ``[512, 13]`` batch and not rows of thousands of tokens under an O(L^2) mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+
+from forge_core.data_model import TextTrainBatch
+
+_SIGNIFICANT_BITS = 4
+_SHORTEST_SHARE_OF_ROW = 4  # documents below row_len / 4 start a micro-batch of their own
+_INPUTS, _TARGETS = slice(None, -1), slice(1, None)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One document. Every list runs along ``tokens``: entry t belongs to token t.
+
+    ``loss_mask[t]`` says whether predicting token t counts; ``weights[t]`` is its advantage (RL) or weight (SFT).
+    ``generator_logprobs`` and ``ref_logprobs`` hold 0.0 where nothing was sampled. Entry 0 never counts: nothing
+    predicts the first token.
+    """
+
+    tokens: list[int]
+    loss_mask: list[bool]
+    weights: list[float]
+    generator_logprobs: list[float] | None = None
+    ref_logprobs: list[float] | None = None
+
+
+def pack(samples: Sequence[Sample], token_budget: int, pad_id: int, seq_len: int) -> list[TextTrainBatch]:
+    """Micro-batches of at most ``token_budget`` positions that hold every sample once.
+
+    ``seq_len``: the longest document allowed, in tokens. Raises ValueError when a sample is longer than that or than
+    the budget, shorter than two tokens, has lists of different lengths, or when only some have log-probabilities.
+    """
+    _check(samples, token_budget, seq_len)
+    waiting = sorted(range(len(samples)), key=lambda i: -len(samples[i].tokens))  # stable: ties stay in order
+    batches = []
+    while waiting:
+        row_len, rows, waiting = _fill(samples, waiting, token_budget)
+        batches.append(_build(samples, rows, row_len, token_budget, pad_id))
+    return batches
+
+
+def round_up(n: int) -> int:
+    """The next integer with at most four significant bits: 13 -> 13, 17 -> 18, 100 -> 104, 1025 -> 1152."""
+    step = 1 << max(n.bit_length() - _SIGNIFICANT_BITS, 0)
+    return -(-n // step) * step
+
+
+def documents(batches: Sequence[TextTrainBatch]) -> int:
+    """How many documents the batches hold (rows, where a batch is not packed)."""
+    packed = [b.document_ids for b in batches if b.document_ids is not None]
+    rows = sum(len(b.input_ids) for b in batches if b.document_ids is None)
+    if not packed:
+        return rows
+    ids = torch.cat([d.flatten() for d in packed]).unique()
+    return rows + int((ids >= 0).sum())
+
+
+def _positions(sample: Sample) -> int:
+    return len(sample.tokens) - 1
+
+
+def _fill(samples: Sequence[Sample], waiting: list[int], budget: int) -> tuple[int, list[list[int]], list[int]]:
+    """Row length, the documents of each row, and the documents left over."""
+    row_len = min(round_up(_positions(samples[waiting[0]])), budget)
+    rows: list[list[int]] = []
+    free = 0
+    for taken, index in enumerate(waiting):
+        length = _positions(samples[index])
+        if length * _SHORTEST_SHARE_OF_ROW < row_len or (length > free and len(rows) == budget // row_len):
+            return row_len, rows, waiting[taken:]
+        if length > free:
+            rows.append([])
+            free = row_len
+        rows[-1].append(index)
+        free -= length
+    return row_len, rows, []
+
+
+def _build(samples: Sequence[Sample], rows: list[list[int]], row_len: int, budget: int, pad_id: int) -> TextTrainBatch:
+    height = min(round_up(len(rows)), budget // row_len)
+    order = [index for row in rows for index in row]
+    lengths = np.array([_positions(samples[index]) for index in order])
+    starts = np.concatenate([row * row_len + _starts(samples, members) for row, members in enumerate(rows)])
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    places = np.repeat(starts, lengths) + within
+
+    def column(values: Iterable | np.ndarray, fill: float, dtype: type) -> torch.Tensor:
+        flat = np.full(height * row_len, fill, dtype=dtype)
+        flat[places] = values if isinstance(values, np.ndarray) else np.fromiter(values, dtype, len(places))
+        return torch.from_numpy(flat.reshape(height, row_len))
+
+    def along(name: str, part: slice = _TARGETS) -> Iterable:
+        return chain.from_iterable(getattr(samples[index], name)[part] for index in order)
+
+    def logprobs(name: str) -> torch.Tensor | None:
+        return None if getattr(samples[0], name) is None else column(along(name), 0.0, np.float32)
+
+    return TextTrainBatch(
+        input_ids=column(along("tokens", _INPUTS), pad_id, np.int64),
+        target_ids=column(along("tokens"), pad_id, np.int64),
+        target_mask=column(along("loss_mask"), 0.0, np.float32),
+        target_weights=column(along("weights"), 0.0, np.float32),
+        generator_logprobs=logprobs("generator_logprobs"),
+        ref_logprobs=logprobs("ref_logprobs"),
+        position_ids=column(within, 0, np.int64),
+        document_ids=column(np.repeat(np.array(order), lengths), -1, np.int64),
+    )
+
+
+def _starts(samples: Sequence[Sample], members: list[int]) -> np.ndarray:
+    """Where in its row each document begins."""
+    return np.cumsum([0] + [_positions(samples[index]) for index in members[:-1]])
+
+
+def _check(samples: Sequence[Sample], token_budget: int, seq_len: int) -> None:
+    for index, sample in enumerate(samples):
+        length = len(sample.tokens)
+        if not 2 <= length <= seq_len:
+            raise ValueError(
+                f"sample {index} has {length} tokens; allowed are 2 to seq_len={seq_len}: raise training.seq_len"
+            )
+        if length - 1 > token_budget:
+            raise ValueError(f"sample {index} has {length} tokens, more than token_budget={token_budget}")
+        lists = (sample.loss_mask, sample.weights, sample.generator_logprobs, sample.ref_logprobs)
+        if any(values is not None and len(values) != length for values in lists):
+            raise ValueError(f"sample {index}: every list must have one entry for each of its {length} tokens")
+        for name in ("generator_logprobs", "ref_logprobs"):
+            if (getattr(sample, name) is None) != (getattr(samples[0], name) is None):
+                raise ValueError(f"sample {index} and sample 0 differ in whether they have {name}")

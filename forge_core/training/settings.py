@@ -1,0 +1,62 @@
+"""What a trainer needs to know, apart from the model and the loss.
+
+Invariant: the settings of a run are a pure function of its configuration, so a resumed run trains with the same ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from forge_core.config.run_config import RunConfig
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """AdamW with a warm-up and decay that count optimizer steps.
+
+    ``total_steps`` is the schedule's horizon in optimizer steps; ``max_norm`` the largest total gradient norm;
+    ``token_budget`` the positions of one micro-batch; ``dtype`` the compute type (master weights are float32);
+    ``weights_dtype`` and ``shard_bytes`` describe what ``push_weights`` writes.
+    """
+
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    lr_decay: Literal["constant", "linear", "cosine"] = "constant"
+    lr_min_ratio: float = 0.0
+    total_steps: int = 1
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    max_norm: float = 1.0
+    seq_len: int = 2048
+    token_budget: int = 16384
+    dtype: Dtype = "float32"
+    weights_dtype: Dtype = "float32"
+    shard_bytes: int = 2_000_000_000
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> TrainerSettings:
+        """Raises ValueError, naming the key, when the configuration asks for more than one trainer rank."""
+        for key, degree in config.parallelism.model_dump().items():
+            if degree > 1:
+                raise ValueError(f"parallelism.{key} is {degree}; this trainer runs in one process: set it to 1")
+        t = config.training
+        return cls(
+            learning_rate=t.learning_rate,
+            warmup_steps=t.warmup_steps,
+            lr_decay=t.lr_decay,
+            lr_min_ratio=t.lr_min_ratio,
+            total_steps=config.steps * t.sync_interval * t.epochs_per_batch,
+            weight_decay=t.weight_decay,
+            betas=t.betas,
+            eps=t.eps,
+            max_norm=t.max_norm,
+            seq_len=t.seq_len,
+            token_budget=config.token_budget,
+            dtype=t.dtype,
+            weights_dtype="bfloat16" if config.weights_dtype == "bfloat16" else "float32",
+            shard_bytes=config.weights.shard_bytes,
+        )
