@@ -153,7 +153,7 @@ def _start_child(home: Path, timeout_s: float) -> ServerHandle:
 def _spawn(environment: dict[str, str], listener: int, lock: int, output: int) -> subprocess.Popen[bytes]:
     """Start the child from a thread that lives as long as this process.
 
-    The kernel delivers the parent's death when the *thread* that started the child ends, so a task's thread will not do.
+    The kernel reports the parent's death when the *thread* that started the child ends: a task's thread will not do.
     """
     started: Future[subprocess.Popen[bytes]] = Future()
 
@@ -199,7 +199,7 @@ def _failure(what: str, log: Path) -> str:
 
 def _server_environment(home: Path, database: Path, url: str) -> dict[str, str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-    return inherited | QUIET | {
+    own = {
         "PREFECT_HOME": str(home),
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{database}",
@@ -207,7 +207,8 @@ def _server_environment(home: Path, database: Path, url: str) -> dict[str, str]:
         "PREFECT_SERVER_UI_API_URL": url,
         "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(home / "ui"),
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-    }  # fmt: skip
+    }
+    return inherited | QUIET | own
 
 
 def _use(handle: ServerHandle, home: Path) -> ServerHandle:

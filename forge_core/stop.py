@@ -2,7 +2,8 @@
 
 Invariants:
 - A token goes from clear to set once and stays set; the first reason stands.
-- Setting is safe from any thread and from a signal handler that runs in the main thread.
+- Setting is safe from any thread, but not from a signal handler (it takes a lock that the interrupted code may hold):
+  a handler hands the signal to a thread, as ``flows/stopping.py`` does.
 - A call that finds the token set ends without committing anything and raises :class:`Stopped`.
 """
 
@@ -23,14 +24,15 @@ class StopToken:
     """A thread-safe flag with a reason."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._event = threading.Event()
         self._reason: str | None = None
 
     def set(self, reason: str) -> None:
         """Ask everything that holds this token to stop; later reasons are ignored."""
-        # No lock: a signal handler may interrupt another `set` of the same thread. At worst two reasons race.
-        if self._reason is None:
-            self._reason = reason
+        with self._lock:
+            if self._reason is None:
+                self._reason = reason
         self._event.set()
 
     def is_set(self) -> bool:

@@ -1,0 +1,166 @@
+"""Every way to stop a run ends in one place: the run's stop token.
+
+A :class:`StopWatcher` inside the flow body sets the token on Ctrl-C, on SIGTERM, on a ``control/stop-<n>.json`` in the
+store (``forge stop``) and on a Cancelling or Cancelled flow run (the Prefect UI). Work ends where it looks at the token
+and the flow returns a Cancelled state, so the run stays resumable.
+
+Signals. Prefect's flow engine replaces the SIGTERM handler around the flow body by one that raises
+``TerminationSignal`` in the main thread, marks the run Crashed and sends the signal to this process once more. The
+watcher therefore installs its handlers inside the flow body and puts Prefect's back when it leaves. A second Ctrl-C
+ends this process at once (status 130) together with the process groups of its children. Where the flow does not run in
+the main thread Python lets nobody install handlers; the other ways still work.
+
+Guarantees: a source that cannot be asked (an outage of the store or of the Prefect server) never fails the run and
+never delays the other source; ``errors`` counts what failed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from forge_core.stop import StopToken
+from forge_core.store import Store, layout
+
+POLL_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+class StopWatcher:
+    """Context manager that sets ``stop`` when somebody wants ``run_id`` to end."""
+
+    def __init__(self, stop: StopToken, store: Store, run_id: str, flow_run_id: object | None) -> None:
+        self.errors = 0
+        self._stop = stop
+        self._store = store
+        self._run_id = run_id
+        self._flow_run_id = flow_run_id
+        self._left = threading.Event()
+        self._handlers: dict[int, Any] = {}
+        self._signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._interrupts = 0
+
+    def __enter__(self) -> StopWatcher:
+        request = next_request(self._store, self._run_id)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._handlers[number] = signal.signal(number, self._on_signal)
+            threading.Thread(target=self._hand_on_signals, name="forge-signals", daemon=True).start()
+        self._start("stop-requests", lambda: self._requested(request))
+        if self._flow_run_id is not None:
+            self._start("flow-run-state", self._cancelled)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left.set()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._signals.put(None)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                kill_descendants()
+                os._exit(130)
+        self._signals.put(number)  # reentrant, unlike the token's lock, which the interrupted code may hold
+
+    def _hand_on_signals(self) -> None:
+        while (number := self._signals.get()) is not None:
+            self._stop.set("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
+
+    def _start(self, name: str, look: Callable[[], str | None]) -> None:
+        threading.Thread(target=self._watch, args=(name, look), name=f"forge-{name}", daemon=True).start()
+
+    def _watch(self, name: str, look: Callable[[], str | None]) -> None:
+        while not self._left.is_set() and not self._stop.is_set():
+            reason = None
+            try:
+                reason = look()
+            except Exception as error:  # best effort by contract; counted, and the first one is logged
+                self.errors += 1
+                if self.errors == 1:
+                    _log.warning("cannot look for %s, the run goes on: %r", name, error)
+            if reason is not None and not self._left.is_set():
+                self._stop.set(reason)
+            self._left.wait(POLL_S)
+
+    def _requested(self, number: int) -> str | None:
+        return "forge stop" if self._store.exists(layout.stop(self._run_id, number)) else None
+
+    def _cancelled(self) -> str | None:
+        state = _flow_run_state(self._flow_run_id)
+        return "cancelled in Prefect" if state in ("CANCELLING", "CANCELLED") else None
+
+
+def request_stop(store: Store, run_id: str) -> int:
+    """Ask the run to stop, from any machine that reaches the store; returns the number of the request."""
+    body = json.dumps({"requested_at": datetime.now(UTC).isoformat(), "host": os.uname().nodename, "pid": os.getpid()})
+    number = next_request(store, run_id)
+    while not store.put_new(layout.stop(run_id, number), body.encode()):
+        number += 1
+    return number
+
+
+def next_request(store: Store, run_id: str) -> int:
+    """The number of the first stop request that does not exist; those before it are history."""
+    number = 0
+    while store.exists(layout.stop(run_id, number)):
+        number += 1
+    return number
+
+
+def kill_descendants() -> None:
+    """Kill every descendant of this process, with the process group it leads if it has its own. Linux only."""
+    own = os.getpgrp()
+    for pid in _descendants(os.getpid()):
+        try:
+            group = os.getpgid(pid)
+            if group == own:
+                os.kill(pid, signal.SIGKILL)
+            else:
+                os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:  # gone meanwhile, perhaps with its group
+            continue
+
+
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:  # the process ended meanwhile
+            continue
+        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found, open_ = [], [pid]
+    while open_:
+        below = children.get(open_.pop(), [])
+        found += below
+        open_ += below
+    return found
+
+
+def _flow_run_state(flow_run_id: object) -> str | None:
+    """The flow run's state type, asked once with a short timeout and without retries."""
+    from uuid import UUID
+
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+    with (
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        get_client(sync_client=True, httpx_settings={"timeout": 3.0}) as client,
+    ):
+        run = client.read_flow_run(UUID(str(flow_run_id)))
+    return run.state_type.value if run.state_type else None

@@ -1,0 +1,202 @@
+"""What a person sees of a run: a live line, a closing table and the reward curve.
+
+Everything is made from ledger entries (plain dicts), so a finished or resumed run shows the same as a live one.
+Rewards are means over a batch's graded episodes; the time of a step is the time between two commits.
+
+Invariants:
+- A terminal gets one live display; anything else (a file, CI) gets one plain line per step, without control codes.
+- A metric that an entry lacks is shown as ``-``, never as 0.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+Entry = Mapping[str, Any]
+
+TABLE_ROWS = 12
+WINDOW = 10  # steps over which speed is averaged
+
+
+class ProgressDisplay:
+    """Live progress of ``total`` training steps, ``done`` of which are committed already.
+
+    A context manager; call :meth:`update` with each committed ledger entry, from one thread.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        done: int = 0,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total = total
+        self._done = done
+        self._clock = clock
+        self._console = console or Console()
+        self._commits: list[tuple[float, int]] = []
+        self._evaluation: float | None = None
+        self._bar = Progress(
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[status]}"),
+            console=self._console,
+            auto_refresh=self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("train", total=total, completed=done, status="waiting for the first step")
+
+    def __enter__(self) -> ProgressDisplay:
+        self._commits.append((self._clock(), 0))
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def update(self, entry: Entry) -> None:
+        """Show that ``entry`` was committed."""
+        self._done += 1
+        self._commits = [*self._commits[-WINDOW:], (self._clock(), int(entry["tokens"]))]
+        self._evaluation = entry["metrics"].get("eval/reward/mean", self._evaluation)
+        status = self._status(entry)
+        self._bar.update(self._task, completed=self._done, status=status)
+        if not self._console.is_terminal:
+            self._console.print(f"step {self._done}/{self.total}  {status}", highlight=False, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Print a line above the display."""
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    def _status(self, entry: Entry) -> str:
+        seconds, tokens = self._speed()
+        return "  ".join(
+            [
+                f"reward {_number(entry['metrics'].get('reward/mean'))}",
+                f"eval {_number(self._evaluation)}",
+                f"staleness {entry['max_age']}",
+                f"{tokens:,.0f} tokens/s",
+                f"left {_duration((self.total - self._done) * seconds)}",
+            ]
+        )
+
+    def _speed(self) -> tuple[float, float]:
+        """Seconds per step and tokens per second over the newest steps."""
+        elapsed = self._commits[-1][0] - self._commits[0][0]
+        steps = len(self._commits) - 1
+        tokens = sum(n for _, n in self._commits[1:])
+        return elapsed / steps, tokens / elapsed if elapsed > 0 else 0.0
+
+
+COLUMNS: dict[str, Callable[[Entry], str]] = {
+    "step": lambda e: str(e["version_out"]),
+    "reward": lambda e: _metric(e, "reward/mean"),
+    "eval": lambda e: _metric(e, "eval/reward/mean"),
+    "staleness": lambda e: str(e["max_age"]),
+    "trained": lambda e: f"{e['episodes']['trained']}/{e['episodes']['planned']}",
+    "tokens": lambda e: f"{e['tokens']:,}",
+    "loss": lambda e: _metric(e, "loss"),
+    "KL": lambda e: _metric(e, "kl"),
+    "entropy": lambda e: _metric(e, "entropy"),
+    "grad norm": lambda e: _metric(e, "grad_norm"),
+    "seconds": lambda e: f"{_seconds(e):.2f}",
+}
+
+
+def closing_table(entries: Sequence[Entry]) -> Table:
+    """A table of first, last and evenly spaced steps; ``seconds`` is from a train task's start to its commit."""
+    table = Table(title=_title(entries), title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for entry in spread(entries, TABLE_ROWS):
+        table.add_row(*(cell(entry) for cell in COLUMNS.values()))
+    return table
+
+
+def spread(entries: Sequence[Entry], rows: int) -> list[Entry]:
+    """At most ``rows`` entries, evenly spaced, the first and the last among them."""
+    if len(entries) <= rows:
+        return list(entries)
+    return [entries[round(i * (len(entries) - 1) / (rows - 1))] for i in range(rows)]
+
+
+def reward_curve_png(entries: Sequence[Entry], target: Path | IO[bytes]) -> None:
+    """Write a PNG: mean reward of each training batch, and of each evaluation on held-out prompts, by policy version.
+
+    A training batch is drawn at the version it was consumed by; an evaluation at ``metrics["eval/version"]`` or, where
+    that is left out, at the entry's ``version_in``.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    train = [(e["version_in"], e["metrics"]["reward/mean"]) for e in entries if _has(e, "reward/mean")]
+    held_out = [
+        (e["metrics"].get("eval/version", e["version_in"]), e["metrics"]["eval/reward/mean"])
+        for e in entries
+        if _has(e, "eval/reward/mean")
+    ]
+    figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot(*_columns(train), color="tab:blue", alpha=0.8, label="training batches")
+    axes.plot(*_columns(held_out), color="tab:orange", marker="o", label="held-out prompts")
+    axes.set_xlabel("policy version (training steps)")
+    axes.set_ylabel("mean reward")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(target, format="png")
+
+
+def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _has(entry: Entry, metric: str) -> bool:
+    return entry["metrics"].get(metric) is not None
+
+
+def _metric(entry: Entry, name: str) -> str:
+    return _number(entry["metrics"].get(name))
+
+
+def _title(entries: Sequence[Entry]) -> str:
+    if not entries:
+        return "no training step was committed"
+    tokens = sum(e["tokens"] for e in entries)
+    oldest = max(e["max_age"] for e in entries)
+    wall = (_time(entries[-1]["finished_at"]) - _time(entries[0]["started_at"])).total_seconds()
+    return f"{len(entries)} steps, {tokens:,} tokens, oldest episode {oldest} steps behind, {_duration(wall)}"
+
+
+def _seconds(entry: Entry) -> float:
+    return (_time(entry["finished_at"]) - _time(entry["started_at"])).total_seconds()
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
