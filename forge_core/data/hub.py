@@ -1,0 +1,152 @@
+"""Rows of data sets on the Hugging Face hub, and of folders that ``datasets`` saved or can read.
+
+Guarantees:
+- An unreachable hub is noticed in seconds (``datasets`` alone retries for 23), and what is cached is used then.
+- A streamed set is read into memory up to ``size`` rows (10 000 when unset) when the run starts: the order of a run
+  is then decided by row numbers, as for any other set, so it can be resumed exactly.
+- A refusal of the hub is a DataError that names the key to change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from forge_core.config.run_config import DatasetSection
+from forge_core.data.errors import DataError
+from forge_core.data.layouts import CONFIG_NAMES
+from forge_core.data.sources import ArrowRows, Source, columns_of
+
+STREAMED_ROWS = 10_000
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
+_log = logging.getLogger(__name__)
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether ``path`` has the form of a hub id (``org/name``, or one of the old single names)."""
+    return bool(_HUB_ID.match(path))
+
+
+def hub_rows(path: str, section: DatasetSection, key: str) -> Source:
+    """All rows of a split of a hub set, or of a folder of data files."""
+    import datasets
+
+    with _errors(path, section, key):
+        loaded = datasets.load_dataset(
+            path,
+            section.name or CONFIG_NAMES.get(path),
+            split=section.split,
+            streaming=section.streaming,
+            revision=section.revision,
+        )
+        if section.streaming:
+            return _streamed(loaded, path, section, key)
+    return _table(loaded, path, section.size)
+
+
+def check_hub(path: str, section: DatasetSection, key: str) -> list[str] | None:
+    """Ask the hub whether the set, its configuration and split exist; its columns, if the hub knows them."""
+    import datasets
+
+    with _errors(path, section, key):
+        name = section.name or CONFIG_NAMES.get(path)
+        info = datasets.load_dataset_builder(path, name, revision=section.revision).info
+    split = re.split(r"[\[+]", section.split)[0]  # a slice such as train[:10%] is part of the name
+    if info.splits and split not in info.splits:
+        raise DataError(f"{key}.split: {path} has no split {split!r}; it has {', '.join(info.splits)}")
+    return list(info.features) if info.features else None
+
+
+def saved_rows(folder: Path, section: DatasetSection, key: str) -> Source:
+    """Rows of a folder written by ``save_to_disk``."""
+    import datasets
+
+    loaded = datasets.load_from_disk(str(folder))
+    if isinstance(loaded, datasets.DatasetDict):
+        if section.split not in loaded:
+            raise DataError(f"{key}.split: {folder} has no split {section.split!r}; it has {', '.join(loaded)}")
+        loaded = loaded[section.split]
+    return _table(loaded, folder.name, section.size)
+
+
+def _table(loaded: Any, label: str, size: int | None) -> Source:
+    if size is not None:
+        loaded = loaded.select(range(min(size, len(loaded))))
+    return Source(ArrowRows(loaded.with_format("arrow")[:]), list(loaded.column_names), label)
+
+
+def _streamed(stream: Any, path: str, section: DatasetSection, key: str) -> Source:
+    limit = section.size or STREAMED_ROWS
+    rows = list(islice(stream, limit))
+    if section.size is None and len(rows) == limit:
+        _log.warning("%s.streaming: using the first %d rows of %s; set %s.size to use more", key, limit, path, key)
+    return Source(rows, columns_of(rows, path, key), path)
+
+
+@contextlib.contextmanager
+def _errors(path: str, section: DatasetSection, key: str) -> Iterator[None]:
+    """Turn what ``datasets`` raises into a DataError that says which key to change."""
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
+
+    local = Path(path).exists()
+    reachable = local or hub_reachable()
+    try:
+        with contextlib.nullcontext() if reachable else _offline():
+            yield
+    except DataError:
+        raise
+    except DatasetNotFoundError as error:
+        raise DataError(
+            f"{key}.path: {error} There is no local file or folder {path!r} either. Check the spelling; for a private "
+            "or gated set, accept its terms on the hub and set HF_TOKEN to a token that may read it"
+        ) from error
+    except ValueError as error:  # unknown configuration or split; the message lists those there are
+        field = "split" if "split" in str(error).lower() else "name"
+        raise DataError(f"{key}.{field}: {path}: {error}") from error
+    except (OSError, DatasetsError) as error:
+        if local:
+            raise DataError(f"{key}.path: could not read the files of {path!r}: {error}") from error
+        refusal = f"the hub answered: {error}" if reachable else "the hub cannot be reached, and it is not in the cache"
+        raise DataError(
+            f"{key}.path: there is no local file or folder {path!r}, and as a hub set {refusal}. Check the spelling, "
+            "the network and (for a private or gated set) HF_TOKEN, or download it elsewhere and give its path"
+        ) from error
+
+
+def hub_reachable(timeout_s: float = 3.0) -> bool:
+    """Whether the hub accepts connections. True behind a proxy, where only a real request could tell."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    address = urllib.parse.urlsplit(constants.ENDPOINT)
+    if address.scheme in urllib.request.getproxies():
+        return True
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=timeout_s).close()
+    except OSError:  # the answer, not an error
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Let the libraries use their cache only. They read these flags at each call."""
+    import datasets
+    from huggingface_hub import constants
+
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before

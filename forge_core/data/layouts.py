@@ -1,0 +1,103 @@
+"""Which columns hold the prompt and the ground truth.
+
+Known layouts, recognised by their columns (on the hub or in a file of the same schema):
+
+- GSM8K: ``question``, ``answer``; the target is the text after ``####``.
+- MATH: ``problem``, ``answer`` (MATH-500), else ``problem``, ``solution``; then the target is the last ``\\boxed{}``.
+- DAPO-Math-17k: ``prompt`` (chat messages), ``reward_model.ground_truth``.
+
+Anything else uses the first of the usual names. A column may be a dotted path into a struct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forge_core.data.errors import DataError
+
+PROMPT_COLUMNS = ("prompt", "question", "problem", "messages")
+ANSWER_COLUMNS = ("answer", "target", "solution")
+CONFIG_NAMES = {"openai/gsm8k": "main", "gsm8k": "main"}  # hub sets that need a configuration name
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``prompt`` and ``answer`` are columns (``answer`` None: no ground truth); ``extract`` finds the target."""
+
+    prompt: str
+    answer: str | None
+    extract: Callable[[str], str] | None = None
+
+
+def choose_layout(
+    columns: Sequence[str], prompt: str | None, answer: str | None, *, where: str, key: str, needs_answer: bool
+) -> Layout:
+    """The layout of a set with these ``columns``; ``prompt`` and ``answer`` are what the user set, if anything.
+
+    ``where`` names the set and ``key`` its configuration section in errors. Raises DataError.
+    """
+    known = _known(set(columns))
+    found_prompt = prompt or (known.prompt if known else _first(PROMPT_COLUMNS, columns))
+    found_answer = answer or (known.answer if known else _first(ANSWER_COLUMNS, columns))
+    if found_prompt is None or not _has(found_prompt, columns):
+        raise DataError(_missing(f"{key}.prompt_column", found_prompt, PROMPT_COLUMNS, columns, where))
+    if (needs_answer and found_answer is None) or (found_answer is not None and not _has(found_answer, columns)):
+        raise DataError(_missing(f"{key}.answer_column", found_answer, ANSWER_COLUMNS, columns, where))
+    extract = known.extract if known and known.answer == found_answer else None
+    return Layout(found_prompt, found_answer, extract)
+
+
+def value_at(row: Mapping[str, Any], column: str) -> Any:
+    """The value of a column or of a dotted path into one; None when a part is missing."""
+    if column in row:
+        return row[column]
+    value: Any = row
+    for part in column.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def after_hashes(text: str) -> str:
+    """GSM8K: what follows the last ``####``, or the whole text when there is none."""
+    return text.rpartition("####")[2].strip()
+
+
+def last_boxed(text: str) -> str:
+    r"""MATH: the content of the last ``\boxed{...}`` (braces balanced), or the whole text when there is none."""
+    marker = "\\boxed{"
+    start = text.rfind(marker)
+    if start < 0:
+        return text.strip()
+    depth = 0
+    for position in range(start + len(marker) - 1, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if depth == 0:
+            return text[start + len(marker) : position].strip()
+    return text.strip()
+
+
+def _known(columns: set[str]) -> Layout | None:
+    if {"prompt", "reward_model"} <= columns:
+        return Layout("prompt", "reward_model.ground_truth")
+    if {"problem", "answer"} <= columns:
+        return Layout("problem", "answer")
+    if {"problem", "solution"} <= columns:
+        return Layout("problem", "solution", last_boxed)
+    if {"question", "answer"} <= columns:
+        return Layout("question", "answer", after_hashes)
+    return None
+
+
+def _has(column: str, columns: Sequence[str]) -> bool:
+    return column in columns or column.split(".")[0] in columns
+
+
+def _first(names: Sequence[str], columns: Sequence[str]) -> str | None:
+    return next((name for name in names if name in columns), None)
+
+
+def _missing(key: str, column: str | None, usual: Sequence[str], columns: Sequence[str], where: str) -> str:
+    what = f"no column {column!r}" if column else f"none of the usual columns {', '.join(usual)}"
+    return f"{key}: {where} has {what}; its columns are {', '.join(columns)}: set {key} to one of them"

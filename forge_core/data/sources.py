@@ -1,0 +1,185 @@
+"""Rows of local files, reasoning_gym tasks and Python functions.
+
+Guarantees:
+- A set is a sequence of rows (dicts by column) whose order never changes.
+- ``limit`` rows are read at most, so that reading one row is a cheap check of a file.
+- Everything that is wrong with ``path`` is a DataError that names the key and the remedy.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import inspect
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from forge_core.data.errors import DataError
+from forge_core.data.importing import ObjectPathError, load_object
+from forge_core.data.tagged import encode
+
+Row = dict[str, Any]
+FILE_TYPES = (".jsonl", ".json", ".parquet", ".csv")
+
+
+class ArrowRows(Sequence):
+    """Rows of an Arrow table, made into dicts one by one."""
+
+    def __init__(self, table: pa.Table):
+        self.table = table.combine_chunks() if table.nbytes < 2**30 else table
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.table.slice(range(len(self))[index], 1).to_pylist()[0]
+
+    def __iter__(self) -> Iterator[Row]:
+        for batch in self.table.to_batches(max_chunksize=1024):
+            yield from batch.to_pylist()
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows with their columns; ``label`` becomes the ``task`` of each prompt."""
+
+    rows: Sequence[Row]
+    columns: list[str]
+    label: str
+
+
+def read_file(path: Path, limit: int | None, key: str) -> Source:
+    """Rows of one JSONL, JSON (a list of objects), Parquet or CSV file."""
+    if path.suffix == ".parquet":
+        table = _parquet(path, limit)
+        return Source(ArrowRows(table), table.column_names, path.stem)
+    readers: dict[str, Callable[[Path, str], Iterable[Row]]] = {".jsonl": _jsonl, ".json": _json, ".csv": _csv}
+    if path.suffix not in readers:
+        raise DataError(f"{key}.path: {path} is not one of the file types {', '.join(FILE_TYPES)}: convert it to JSONL")
+    rows = list(islice(readers[path.suffix](path, key), limit))
+    return Source(rows, columns_of(rows, str(path), key), path.stem)
+
+
+def columns_of(rows: Sequence[Row], where: str, key: str) -> list[str]:
+    """Columns in order of appearance. Raises DataError when a row is not a dict."""
+    columns: dict[str, None] = {}
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise DataError(f"{key}.path: row {number} of {where} is a {type(row).__name__}; rows must be objects")
+        columns.update(dict.fromkeys(row))
+    return list(columns)
+
+
+def reasoning_gym_rows(task: str, options: dict[str, Any], limit: int | None, seed: int, key: str) -> Source:
+    """Entries of a reasoning_gym task: ``question``, ``answer``, and all that its verifier needs.
+
+    ``options.seed`` is ``seed`` unless given, ``options.size`` is ``limit`` unless given, else the library's 500.
+    """
+    gym = _import_reasoning_gym(key)
+    if task not in gym.factory.DATASETS:
+        raise DataError(f"{key}.path: reasoning_gym has no task {task!r}{_close(task, gym.factory.DATASETS)}")
+    sizes = {} if limit is None else {"size": limit}
+    try:
+        entries = gym.create_dataset(task, **{**sizes, "seed": seed, **options})
+    except (TypeError, ValueError, AssertionError) as error:  # how the library refuses its arguments
+        raise DataError(f"{key}.options: reasoning_gym task {task} refuses {options}: {error}") from error
+    verifier = {name: value for name, value in options.items() if name not in ("size", "seed")}
+    rows = [_gym_row(task, verifier, entries[index]) for index in range(min(len(entries), limit or len(entries)))]
+    return Source(rows, ["question", "answer", "reasoning_gym"], task)
+
+
+def load_function(path: str, options: dict[str, Any], seed: int, key: str) -> Callable[[], list[Row]]:
+    """The function of ``module:function`` with its arguments bound; a ``seed`` parameter gets ``seed`` unless set."""
+    try:
+        function = load_object(path)
+    except ObjectPathError as error:
+        raise DataError(f"{key}.path: python://{error}") from error
+    if not callable(function):
+        raise DataError(f"{key}.path: python://{path} is a {type(function).__name__}, not a function")
+    parameters = inspect.signature(function).parameters
+    arguments = {**({"seed": seed} if "seed" in parameters else {}), **options}
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise DataError(
+            f"{key}.options: python://{path} takes ({', '.join(parameters)}), but {options} was given: {error}"
+        ) from error
+    return lambda: function(**arguments)
+
+
+def function_rows(path: str, options: dict[str, Any], limit: int | None, seed: int, key: str) -> Source:
+    """The list of dicts that a user's function returns."""
+    rows = load_function(path, options, seed, key)()
+    if not isinstance(rows, list):
+        raise DataError(f"{key}.path: python://{path} returned a {type(rows).__name__}; it must return a list of dicts")
+    rows = rows[:limit]
+    return Source(rows, columns_of(rows, f"python://{path}", key), path.rpartition(":")[2])
+
+
+def _parquet(path: Path, limit: int | None) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    if limit is None:
+        return pq.read_table(path, memory_map=True)
+    file, batches, rows = pq.ParquetFile(path, memory_map=True), [], 0
+    for batch in file.iter_batches(min(limit, 65536)):
+        batches.append(batch)
+        rows += batch.num_rows
+        if rows >= limit:
+            break
+    return pa.Table.from_batches(batches, schema=file.schema_arrow).slice(0, limit)
+
+
+def _jsonl(path: Path, key: str) -> Iterator[Row]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield _parse(line, f"{path}, line {number}", key)
+
+
+def _json(path: Path, key: str) -> list[Row]:
+    rows = _parse(path.read_text(encoding="utf-8"), str(path), key)
+    if not isinstance(rows, list):
+        raise DataError(
+            f"{key}.path: {path} holds a {type(rows).__name__}; it must be a list of objects (or use JSONL)"
+        )
+    return rows
+
+
+def _csv(path: Path, key: str) -> Iterator[Row]:
+    with path.open(encoding="utf-8", newline="") as lines:
+        yield from csv.DictReader(lines)
+
+
+def _parse(text: str, where: str, key: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{key}.path: {where} is not valid JSON: {error}") from error
+
+
+def _import_reasoning_gym(key: str) -> Any:
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise DataError(
+            f"{key}.path: reasoning_gym:// needs the package reasoning-gym: pip install 'forge-rl[examples]' ({error})"
+        ) from error
+    return reasoning_gym
+
+
+def _close(task: str, tasks: Iterable[str]) -> str:
+    """The names a misspelt task may have meant."""
+    names = difflib.get_close_matches(task, list(tasks), n=5, cutoff=0.5)
+    return f": did you mean {' or '.join(names)}?" if names else f": it has {', '.join(sorted(tasks))}"
+
+
+def _gym_row(task: str, options: dict[str, Any], entry: Row) -> Row:
+    stored = {"task": task, "options": options, "entry": encode(entry)}
+    return {"question": entry["question"], "answer": entry["answer"], "reasoning_gym": stored}
