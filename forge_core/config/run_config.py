@@ -3,7 +3,8 @@
 Invariants:
 - Unknown keys are refused everywhere (``extra="forbid"``); every field says what it is and in which unit.
 - Class defaults are the base configuration: a file states only what differs.
-- Nothing here loads an engine, a tokenizer or a data set; ``validate.py`` makes the checks that need the disk.
+- Loading and running are two gates: what can never be meant is refused here; what a run needs, in ``run_gate.py``.
+- Nothing here loads an engine, a tokenizer or a data set.
 - An *episode* is one prompt with one sampled response; a *group* is ``grpo.n_samples`` episodes of one prompt.
 """
 
@@ -11,23 +12,34 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(ge=1)]
+Dtype = Literal["float32", "bfloat16"]
 
 
 class Section(BaseModel):
     """Base of every section: unknown keys are errors, values cannot be changed after validation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python takes ``True`` for 1; in a file ``batch_size: true`` is a mistake."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and annotation in (int, float, int | None, float | None):
+            raise ValueError("true and false are not numbers")
+        return value
 
 
 class RunSection(Section):
     id: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-        description="Name of the run in the store. Left out: made from the flow name and the time.",
+        description="Name of the run in the store: up to 100 letters, digits and any of . _ -, the first a letter or "
+        "digit. Left out: made from the flow name and the time.",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of data order, sampling and initial weights.")
 
@@ -71,8 +83,9 @@ class DatasetSection(Section):
 
 class TrainingSection(Section):
     batch_size: Positive = Field(
-        64, description="Episodes per accumulation step; an optimizer step consumes batch_size x "
-        "gradient_accumulation_steps episodes, which must be whole groups."
+        64,
+        description="Episodes per accumulation step; an optimizer step consumes batch_size x "
+        "gradient_accumulation_steps episodes, which must be whole groups.",
     )
     gradient_accumulation_steps: Positive = Field(1, description="Accumulation steps per optimizer step.")
     sync_interval: Positive = Field(1, description="Optimizer steps per training step (weights are published once).")
@@ -89,7 +102,7 @@ class TrainingSection(Section):
     token_budget: int | None = Field(
         None, ge=1, description="Tokens of one packed micro-batch. Left out: the larger of seq_len and 16384."
     )
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Compute type; master weights are float32.")
+    dtype: Dtype = Field("float32", description="Compute type; master weights are float32.")
     entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     threads: int | None = Field(None, ge=1, description="CPU threads of the trainer. Left out: its share of the cores.")
 
@@ -116,8 +129,9 @@ class AdvantageSection(Section):
 
 class RolloutSection(Section):
     version: Literal["newest", "oldest"] = Field(
-        "newest", description="newest: sample with the newest committed version; oldest: batch b exactly with version "
-        "max(0, b - max_staleness), which makes a CPU run reproducible bit for bit."
+        "newest",
+        description="newest: sample with the newest committed version; oldest: batch b exactly with version "
+        "max(0, b - max_staleness), which makes a CPU run reproducible bit for bit.",
     )
     max_new_tokens: Positive = Field(128, description="Sampled tokens per response, at most.")
     max_prompt_tokens: int | None = Field(
@@ -128,14 +142,14 @@ class RolloutSection(Section):
     min_p: Fraction = Field(0.0, description="Drop tokens below this share of the likeliest token's probability.")
     allow_truncated_sampling: bool = Field(False, description="Accept the biased ratio that truncation brings.")
     shards: int | None = Field(
-        None, ge=1, description="Shards (rollout tasks) per batch. Left out: one on the embedded backend."
+        None, ge=1, description="Rollout tasks per batch. Left out: one on the embedded backend."
     )
     deadline_s: float = Field(3600.0, gt=0, description="Seconds after which unfinished episodes are dropped.")
 
 
 class GeneratorSection(Section):
     backend: Literal["hf"] = Field("hf", description="hf: transformers in this process.")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of the generator's weights.")
+    dtype: Dtype = Field("float32", description="Type of the generator's weights.")
     max_batch: Positive = Field(512, description="Sequences decoded together, at most (embedded backend).")
     threads: int | None = Field(None, ge=1, description="CPU threads of the generator. Left out: its share of cores.")
 
@@ -158,7 +172,11 @@ class RewardsSection(Section):
 class ServiceSection(Section):
     procs: Positive = Field(1, description="Processes (GPUs) of one replica, at least.")
     num_replicas: Positive = Field(1, description="Replicas.")
-    with_gpus: bool = Field(False, description="Whether the processes need a GPU each.")
+    with_gpus: bool | None = Field(
+        None,
+        description="true: each process has a GPU of its own, or the run is refused; false: on the CPU. Left out: on a "
+        "GPU where the machine has one (shared if need be), else on the CPU.",
+    )
 
 
 class ServicesSection(Section):
@@ -178,9 +196,7 @@ class ParallelismSection(Section):
 class EvalSection(Section):
     interval: int = Field(0, ge=0, description="Training steps between evaluations; 0: only before and after.")
     prompts: int = Field(256, ge=0, description="Held-out prompts per evaluation; 0: no evaluation.")
-    holdout: float = Field(
-        0.1, ge=0, lt=1, description="Share of prompts held out from training, chosen by a hash of the prompt."
-    )
+    holdout: float = Field(0.1, ge=0, lt=1, description="Share of prompts held out, chosen by a hash of the prompt.")
     split: str | None = Field(None, description="Evaluate on this split instead of held-out training prompts.")
     temperature: float = Field(1.0, ge=0, le=10, description="Sampling temperature of the evaluation; 0: greedy.")
 
@@ -191,9 +207,7 @@ class CheckpointSection(Section):
 
 
 class WeightsSection(Section):
-    dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="Type of published weights. Left out: training.dtype."
-    )
+    dtype: Dtype | None = Field(None, description="Type of published weights. Left out: training.dtype.")
     keep: int = Field(2, ge=1, description="Newest versions kept besides those that the run still needs.")
     shard_bytes: int = Field(2_000_000_000, ge=1, description="Largest safetensors file, in bytes.")
 
@@ -203,9 +217,7 @@ class GCSection(Section):
 
 
 class ResumeSection(Section):
-    max_drift: float = Field(
-        1e-3, ge=0, description="Largest relative difference of replayed parameters where replay is not exact."
-    )
+    max_drift: float = Field(1e-3, ge=0, description="Largest relative difference of inexactly replayed parameters.")
 
 
 class WarmStartSection(Section):
@@ -219,6 +231,14 @@ class WarmStartSection(Section):
     weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay.")
 
 
+def _model_kind(value: Any) -> str:
+    return "<section>" if isinstance(value, dict | ScratchModel) else "<name>"
+
+
+# The tags keep pydantic from listing the errors of both alternatives; angle brackets cannot be part of a key.
+Model = Annotated[Annotated[str, Tag("<name>")] | Annotated[ScratchModel, Tag("<section>")], Discriminator(_model_kind)]
+
+
 class RunConfig(Section):
     """Everything that decides a GRPO run."""
 
@@ -226,7 +246,7 @@ class RunConfig(Section):
     store: str | None = Field(None, description="Root of the object store: a folder, file://, s3:// or memory:// URI.")
     steps: Positive = Field(100, description="Training steps.")
     max_staleness: int = Field(0, ge=0, description="Training steps that generation may run ahead; 0: on-policy.")
-    model: str | ScratchModel | None = Field(
+    model: Model | None = Field(
         None, description="Model folder, hub id (org/name or hf://org/name), or a small model made on the spot."
     )
     warm_start: WarmStartSection | None = Field(None, description="Supervised steps before version 0.")

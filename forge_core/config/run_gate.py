@@ -1,0 +1,241 @@
+"""The gate before a run: what a configuration must have so that training can start, checked before anything loads.
+
+Guarantees: ``validate_for_training`` raises one ``ConfigError`` with every problem, each naming its key and the values
+that would work; what is odd but runs is returned as warnings. Nothing here reads the disk; torch is imported only to
+count GPUs, when a service says that it must have one.
+"""
+
+from __future__ import annotations
+
+from math import gcd, prod
+
+from forge_core.config.errors import ConfigError
+from forge_core.config.run_config import RunConfig, ScratchModel, ServiceSection
+
+
+def validate_for_training(config: RunConfig, gpus: int | None = None) -> list[str]:
+    """Warnings of a configuration that can train; raises ``ConfigError`` for one that cannot.
+
+    ``gpus``: GPUs of this machine; left out: counted.
+    """
+    checks = (_missing, _groups, _sampling, _lengths, _model, _evaluation, _ranks)
+    problems = [problem for check in checks for problem in check(config)]
+    if _gpus_wanted(config):
+        problems += _gpu_problems(config, _count_gpus() if gpus is None else gpus)
+    if problems:
+        raise ConfigError(problems, "this configuration cannot train")
+    return config_warnings(config)
+
+
+def config_warnings(config: RunConfig) -> list[str]:
+    """What is odd about a configuration, though nothing refuses it."""
+    checks = (_procs_below_degrees, _embedded_backend, _store_that_dies, _schedule)
+    return [warning for check in checks for warning in check(config)]
+
+
+def _missing(config: RunConfig) -> list[str]:
+    found = []
+    if config.model is None:
+        found.append(
+            "model: is missing: name a folder or hub id, such as model=Qwen/Qwen3-0.6B, or describe a small "
+            "model made on the spot, such as model.vocabulary='0123456789+='"
+        )
+    if config.dataset is None:
+        found.append("dataset: is missing: training needs prompts: set dataset.path, such as dataset.path=openai/gsm8k")
+    if not config.rewards.functions:
+        found.append(
+            "rewards.functions: is empty: without a reward there is nothing to learn: name at least one, "
+            "such as rewards.functions='[{path: exact_match}]' or '[{path: my_reward.py:grade}]'"
+        )
+    return found
+
+
+def _groups(config: RunConfig) -> list[str]:
+    n, episodes, found = config.grpo.n_samples, config.episodes_per_optimizer_step, []
+    if n == 1:
+        found.append(
+            "grpo.n_samples: is 1: an advantage compares the samples of one prompt, and one sample has none to be "
+            "compared with: use 2 or more (8 is usual)"
+        )
+    if episodes % n:
+        found.append(f"training.batch_size: {_incomplete_groups(config)}")
+    elif config.rollout.shards and config.rollout.shards > config.groups_per_batch:
+        found.append(
+            f"rollout.shards: is {config.rollout.shards}, but a batch has only {config.groups_per_batch} groups and a "
+            f"group never spans shards: use at most {config.groups_per_batch}"
+        )
+    return found
+
+
+def _incomplete_groups(config: RunConfig) -> str:
+    n, size = config.grpo.n_samples, config.training.batch_size
+    accumulation = config.training.gradient_accumulation_steps
+    step = n // gcd(n, accumulation)
+    working = [str(s) for s in (size // step * step, (size // step + 1) * step) if s > 0]
+    divisors = [d for d in range(2, n) if config.episodes_per_optimizer_step % d == 0]
+    other = f", or grpo.n_samples={divisors[-1]}" if divisors else ""
+    return (
+        f"{size} x training.gradient_accumulation_steps {accumulation} = {config.episodes_per_optimizer_step} episodes "
+        f"per optimizer step, which is not a multiple of grpo.n_samples {n} (groups are never split): "
+        f"use training.batch_size={' or '.join(working)}{other}"
+    )
+
+
+def _sampling(config: RunConfig) -> list[str]:
+    rollout, found = config.rollout, []
+    truncating = {
+        "rollout.top_p": (rollout.top_p, rollout.top_p < 1, "1"),
+        "rollout.top_k": (rollout.top_k, rollout.top_k > 0, "0"),
+        "rollout.min_p": (rollout.min_p, rollout.min_p > 0, "0"),
+    }
+    for key, (value, truncates, off) in truncating.items():
+        if truncates and not rollout.allow_truncated_sampling:
+            found.append(
+                f"{key}: is {value}: truncated sampling biases the importance ratio: set {key}={off}, or accept the "
+                "bias with rollout.allow_truncated_sampling=true"
+            )
+    if config.grpo.temperature == 0:
+        found.append(
+            "grpo.temperature: is 0: greedy sampling gives every sample of a group the same text and so no advantage: "
+            "use a value above 0 (1.0 is usual)"
+        )
+    return found
+
+
+def _lengths(config: RunConfig) -> list[str]:
+    new, seq_len, prompt = config.rollout.max_new_tokens, config.training.seq_len, config.rollout.max_prompt_tokens
+    found = []
+    if new >= seq_len:
+        found.append(
+            f"rollout.max_new_tokens: is {new}, which leaves no room for a prompt in training.seq_len {seq_len}: "
+            f"use less than {seq_len}, or a larger training.seq_len"
+        )
+    elif prompt is not None and prompt + new > seq_len:
+        found.append(
+            f"rollout.max_prompt_tokens: {prompt} + rollout.max_new_tokens {new} is more than training.seq_len "
+            f"{seq_len}: use rollout.max_prompt_tokens={seq_len - new} or training.seq_len={prompt + new}"
+        )
+    if config.token_budget < seq_len:
+        found.append(
+            f"training.token_budget: is {config.token_budget}, less than training.seq_len {seq_len}: one sequence must "
+            f"fit: use at least {seq_len}, or leave it out"
+        )
+    return found
+
+
+def _model(config: RunConfig) -> list[str]:
+    model, found = config.model, []
+    if not isinstance(model, ScratchModel):
+        return []
+    if model.max_position_embeddings < config.training.seq_len:
+        found.append(
+            f"model.max_position_embeddings: is {model.max_position_embeddings}, less than training.seq_len "
+            f"{config.training.seq_len}: use training.seq_len={model.max_position_embeddings}, or a longer model"
+        )
+    if model.num_heads % model.num_kv_heads:
+        found.append(
+            f"model.num_kv_heads: {model.num_kv_heads} does not divide model.num_heads {model.num_heads}: use a divisor"
+        )
+    if model.head_dim % 2:
+        found.append(f"model.head_dim: is {model.head_dim}: rotary positions need an even number")
+    if len(set(model.vocabulary)) < max(len(model.vocabulary), 1):
+        found.append("model.vocabulary: is empty or has a character twice: give each character once")
+    return found
+
+
+def _evaluation(config: RunConfig) -> list[str]:
+    if config.eval.prompts and not config.eval.holdout and config.eval.split is None:
+        return [
+            f"eval.holdout: is 0, so the evaluation (eval.prompts {config.eval.prompts}) has no prompts: hold "
+            "out a share (eval.holdout=0.1), name a split (eval.split=test), or set eval.prompts=0"
+        ]
+    return []
+
+
+def _ranks(config: RunConfig) -> list[str]:
+    return [
+        f"parallelism.{key}: is {degree}: the trainer of this version runs in one process: set it to 1"
+        for key, degree in config.parallelism.model_dump().items()
+        if degree > 1
+    ]
+
+
+def _roles(config: RunConfig) -> dict[str, ServiceSection]:
+    """The services that a run starts, by key."""
+    services = config.services
+    roles = {"services.generator": services.generator, "services.trainer": services.trainer}
+    if services.ref_model is not None and config.grpo.beta > 0:
+        roles["services.ref_model"] = services.ref_model
+    return roles
+
+
+def _gpus_wanted(config: RunConfig) -> dict[str, int]:
+    """GPUs of each service that insists on its own."""
+    ranks = {"services.trainer": prod(config.parallelism.model_dump().values())}
+    return {
+        key: max(service.procs, ranks.get(key, 1)) * service.num_replicas
+        for key, service in _roles(config).items()
+        if service.with_gpus
+    }
+
+
+def _gpu_problems(config: RunConfig, present: int) -> list[str]:
+    wanted = _gpus_wanted(config)
+    total = sum(wanted.values())
+    if total <= present:
+        return []
+    listed = ", ".join(f"{key} {count}" for key, count in wanted.items())
+    off = " ".join(f"{key}.with_gpus={'false' if present == 0 else 'null'}" for key in wanted)
+    remedy = f"run them on the CPU ({off})" if present == 0 else f"share what there is ({off})"
+    if present and "services.ref_model" in wanted and total - wanted["services.ref_model"] <= present:
+        remedy = "run the reference on the CPU (services.ref_model.with_gpus=false)"
+    return [
+        f"services: with_gpus is true for {total} GPUs in all ({listed}), but this machine has {present}: {remedy}, or "
+        "ask for fewer procs and replicas"
+    ]
+
+
+def _count_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _procs_below_degrees(config: RunConfig) -> list[str]:
+    procs, ranks = config.services.trainer.procs, prod(config.parallelism.model_dump().values())
+    if procs >= ranks:
+        return []
+    return [
+        f"services.trainer.procs is {procs}, but the parallel degrees need {ranks} processes: the degrees decide; set "
+        f"services.trainer.procs={ranks} to silence this"
+    ]
+
+
+def _embedded_backend(config: RunConfig) -> list[str]:
+    found = []
+    if config.max_staleness > 1:
+        found.append(
+            f"max_staleness is {config.max_staleness}, but the embedded generator (generator.backend=hf) runs one "
+            "rollout at a time: more than 1 gains nothing and trains on older episodes"
+        )
+    for key, service in _roles(config).items():
+        if service.procs * service.num_replicas > 1:
+            found.append(
+                f"{key} asks for {service.num_replicas} x {service.procs} processes, but this version runs each engine "
+                "once, in the run's own process"
+            )
+    return found
+
+
+def _store_that_dies(config: RunConfig) -> list[str]:
+    if config.store and config.store.startswith("memory://"):
+        return [f"store is {config.store}: it ends with the process, so this run cannot be resumed"]
+    return []
+
+
+def _schedule(config: RunConfig) -> list[str]:
+    training = config.training
+    steps = config.steps * training.sync_interval * training.epochs_per_batch
+    if training.warmup_steps <= steps:
+        return []
+    return [f"training.warmup_steps is {training.warmup_steps}, more than the {steps} optimizer steps of the run"]
