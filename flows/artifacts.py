@@ -1,0 +1,99 @@
+"""A run in the Prefect UI: a progress bar and a table of steps while it trains, the reward curve at its end.
+
+Guarantees:
+- :meth:`RunArtifacts.step` costs the flow's thread microseconds: everything that talks to the server happens in a
+  :class:`~forge_core.observability.best_effort.BestEffort`, with short timeouts and without retries.
+- Updates are merged: at most one waits, and the server gets at most one a second however fast steps are.
+- Artifacts belong to the flow run; what they show is in the ledger, so losing one loses nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from forge_core.observability.best_effort import BestEffort
+from forge_core.observability.progress import COLUMNS, Entry, reward_curve_png, spread
+
+UPDATE_S = 1.0
+TABLE_ROWS = 200  # an artifact is sent whole on each update
+
+
+class RunArtifacts:
+    """The artifacts of one flow run; ``total`` is the number of training steps."""
+
+    def __init__(self, best_effort: BestEffort, flow_run_id: object, run_id: str, total: int) -> None:
+        self._best_effort = best_effort
+        self._flow_run_id = UUID(str(flow_run_id))
+        self._name = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
+        self._run_id = run_id
+        self._total = total
+        self._entries: list[Entry] = []
+        self._ids: dict[str, UUID] = {}
+        self._waiting = False
+        self._updated = 0.0
+
+    def step(self, entry: Entry) -> None:
+        """Show a committed ledger entry."""
+        self._entries.append(entry)
+        if not self._waiting and time.monotonic() - self._updated >= UPDATE_S:
+            self._waiting = True  # before the update can run and clear it
+            if not self._best_effort.submit(self._update):
+                self._waiting = False
+
+    def finish(self, entries: Sequence[Entry]) -> None:
+        """Show the final state of all ``entries``, and their reward curve."""
+        self._entries = list(entries)
+        self._best_effort.submit(self._update)
+        self._best_effort.submit(self._curve)
+
+    def _update(self) -> None:
+        self._waiting, self._updated = False, time.monotonic()
+        entries = list(self._entries)
+        rows = [{name: cell(entry) for name, cell in COLUMNS.items()} for entry in spread(entries, TABLE_ROWS)]
+        newest = entries[-1]["version_out"] if entries else 0
+        with _client() as client:
+            self._put(client, "progress", "progress", 100.0 * newest / self._total)
+            self._put(client, "table", "steps", json.dumps(rows))
+
+    def _curve(self) -> None:
+        image = io.BytesIO()
+        reward_curve_png(self._entries, image)
+        with _client() as client:
+            self._put(client, "image", "reward", "data:image/png;base64," + base64.b64encode(image.getvalue()).decode())
+
+    def _put(self, client: SyncPrefectClient, kind: str, what: str, data: Any) -> None:
+        if what in self._ids:
+            # Not client.update_artifact: it would also send the whole table as an event, which the server keeps.
+            client.request("PATCH", "/artifacts/{id}", json={"data": data}, path_params={"id": self._ids[what]})
+            return
+        created = client.create_artifact(
+            ArtifactCreate(
+                type=kind,
+                key=f"{self._name}-{what}",
+                description=f"{what} of run {self._run_id}",
+                data=data,
+                flow_run_id=self._flow_run_id,
+            )
+        )
+        self._ids[what] = created.id
+
+
+@contextmanager
+def _client() -> Iterator[SyncPrefectClient]:
+    with (
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        get_client(sync_client=True, httpx_settings={"timeout": 5.0}) as client,
+    ):
+        yield client
