@@ -83,10 +83,11 @@ def reference_bytes(episodes: Sequence[Episode], logprobs: Sequence[list[float]]
 def read_episodes(store: Store, prefix: str) -> list[Episode]:
     """The episodes of one shard, without rewards."""
     data = store.open_published(prefix).read(EPISODES_FILE)
-    return [_episode(row) for row in from_parquet(data, EPISODES, f"{prefix}/{EPISODES_FILE}")]
+    return [episode_of(row) for row in from_parquet(data, EPISODES, f"{prefix}/{EPISODES_FILE}")]
 
 
-def _episode(row: dict[str, Any]) -> Episode:
+def episode_of(row: dict[str, Any]) -> Episode:
+    """An ``episodes`` row in memory, with its JSON columns decoded."""
     decoded = {name: json.loads(row[name]) for name in ("messages", "metadata", "sampling")}
     spans = [VersionSpan(**span) for span in row["version_spans"]]
     return Episode(**{**row, **decoded, "version_spans": spans, "created_at": row["created_at"].isoformat()})

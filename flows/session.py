@@ -1,0 +1,117 @@
+"""A session: one process working on one run, from the checks at its start to its outcome.
+
+Invariants:
+- Everything that can be wrong with the input is found before an engine is loaded.
+- A stop (Ctrl-C, SIGTERM, ``forge stop``, Cancel in the UI) or a failure ends all engine calls within seconds; what was
+  not committed is left as it is, and the run can be resumed.
+- Progress and artifacts are best effort: they neither fail nor slow a step.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from prefect import runtime
+from prefect.states import Cancelled, Completed, State
+
+from flows.artifacts import ArtifactObserver
+from flows.stopping import StopWatcher
+from flows.window import Window
+from forge_core.config import RunConfig, load_config, store_uri
+from forge_core.observability.progress import ProgressDisplay
+from forge_core.runs import RunRef
+from forge_core.runs.checks import check_run
+from forge_core.runs.context import RunContext, attach, detach
+from forge_core.runs.planning import shard_count
+from forge_core.runs.record import RunRecord, create_run, load_run, new_run_id, resume_run
+from forge_core.stop import Stopped, StopToken
+from forge_core.store import Store, open_store
+
+log = logging.getLogger("forge")
+SETTLE_S = 8.0  # open tasks get this long to notice a stop
+
+
+def run_name() -> str:
+    """Name of the flow run in the UI: the run's id, where the configuration gives one."""
+    config = runtime.flow_run.parameters["config"]
+    named = config.run.id if isinstance(config, RunConfig) else None
+    return named or (Path(config).stem if isinstance(config, str) else "grpo")
+
+
+def new_session(config: RunConfig | str, overrides: dict[str, Any]) -> Session:
+    """A session of a new run. Raises ConfigError before anything is stored or loaded."""
+    config = load_config(config, overrides)
+    if config.run.id is None:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"id": new_run_id("grpo")})})
+    store = open_store(store_uri(None, config))
+    for warning in check_run(config):
+        log.warning(warning)
+    return Session(store, create_run(store, config))
+
+
+def resumed_session(
+    run_id: str, store_root: str, overrides: dict[str, Any], allow_keys: list[str], allow_code: bool
+) -> Session:
+    """A session that goes on with a stored run. Raises ConfigError naming every difference not allowed."""
+    store = open_store(store_root)
+    record = load_run(store, run_id)
+    config = load_config(record.config, overrides)
+    for warning in check_run(config):
+        log.warning(warning)
+    return Session(store, resume_run(store, record, config, allow_keys, allow_code))
+
+
+class Session:
+    """Context manager around a run's work; ``outcome`` is the flow's final state."""
+
+    def __init__(self, store: Store, record: RunRecord) -> None:
+        self.run = RunRef(record.run_id, store.uri)
+        self.config = record.config
+        self.stop = StopToken()
+        self.window = Window(self.stop)
+        self.shards = shard_count(record.config)
+        self.outcome: State[Any] | None = None
+        self._context = RunContext(store, record, self.stop)
+        self._watcher = StopWatcher(self.stop, store, record.run_id, runtime.flow_run.id)
+        self._progress = ProgressDisplay(record.run_id, record.config.steps)
+        self._artifacts = ArtifactObserver(record.run_id, record.config.steps)
+
+    def first_batch(self) -> int:
+        """The first training step that is not committed."""
+        batch = max(0, self._context.ledger.head())
+        self._context.rollouts.begin(batch)
+        return batch
+
+    def __enter__(self) -> Session:
+        attach(self.run, self._context)
+        self._context.observers += [self._progress.update, self._artifacts.update]
+        self._watcher.__enter__()
+        self._progress.start(self._context.ledger.entries())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if error is not None:
+            self.stop.set(f"{type(error).__name__}: {error}")
+            self._report_unfinished(self.window.settle(SETTLE_S))
+        self._close()
+        if isinstance(error, Stopped):
+            self.outcome = Cancelled(message=f"{error}; go on with: forge resume {self.run.run_id}")
+            return True
+        self.outcome = Completed(message=f"{self.config.steps} training steps committed")
+        return False
+
+    def _report_unfinished(self, names: list[str]) -> None:
+        if names:
+            log.warning("still working after %.0f s: %s", SETTLE_S, ", ".join(names))
+
+    def _close(self) -> None:
+        entries = self._context.ledger.entries()
+        self._progress.close()
+        self._artifacts.close(entries)
+        self._watcher.__exit__(None, None, None)
+        if not self.stop.is_set():
+            self._context.close()
+        detach(self.run)

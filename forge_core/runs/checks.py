@@ -1,0 +1,32 @@
+"""Everything that can be wrong with a run's input, found before an engine is loaded."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from forge_core.config import RunConfig, validate_for_training
+from forge_core.config.run_config import ScratchModel
+from forge_core.data.prompts import check_dataset
+from forge_core.models.resolve import resolve_model
+from forge_core.rewards.resolve import resolve
+
+
+def check_run(config: RunConfig) -> list[str]:
+    """Warnings about a run that may start. Raises the error of the first part that may not."""
+    return list(_check(config.model_dump_json()))
+
+
+@lru_cache(maxsize=4)  # the command checks before it starts a server, the flow checks again
+def _check(config_json: str) -> tuple[str, ...]:
+    config = RunConfig.model_validate_json(config_json)
+    warnings = validate_for_training(config)
+    for function in config.rewards.functions:
+        resolve(function.path)
+    assert config.dataset is not None
+    check_dataset(config.dataset)
+    if config.warm_start is not None:
+        check_dataset(config.warm_start.dataset)
+    if not isinstance(config.model, ScratchModel):
+        assert config.model is not None
+        resolve_model(config.model)
+    return tuple(warnings)

@@ -1,0 +1,143 @@
+"""What a training step consumes: the stored shards of its batch, every episode's fate, and the packed samples.
+
+Invariants:
+- The result is a pure function of stored objects and configuration, in plan order: a replay packs the same bytes.
+- Advantages are computed once, when the step is first taken; a replay reads them from the ``training`` table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+from typing import Any
+
+from forge_core.algorithms.fates import Fate, decide_fates
+from forge_core.algorithms.ops import Totals
+from forge_core.config import RunConfig
+from forge_core.data_model import TRAINING, Episode, from_parquet
+from forge_core.runs.context import RunContext
+from forge_core.runs.episodes import TRAINING_FILE, add_rewards, read_episodes, read_reference
+from forge_core.runs.planning import planned_groups
+from forge_core.runs.stages import seconds_of
+from forge_core.store import layout
+from forge_core.training.packing import Sample
+
+
+@dataclass
+class StepData:
+    """One batch, read back from the store. ``shards`` maps stage to prefixes; ``fates`` run in plan order."""
+
+    batch: int
+    plan: dict[str, Any]
+    shards: dict[str, list[str]]
+    episodes: dict[str, Episode]
+    reference: dict[str, list[float]]
+    fates: list[Fate]
+
+    @property
+    def generated(self) -> list[Episode]:
+        return list(self.episodes.values())
+
+
+def shard_prefixes(ctx: RunContext, batch: int) -> dict[str, list[str]]:
+    """The prefixes of the objects that a batch consists of, by stage."""
+    stages = {"episodes": layout.episodes, "rewards": layout.rewards}
+    if ctx.config.grpo.beta > 0:
+        stages["reference"] = layout.reference
+    shards = range(len(ctx.plan(batch)["shards"]))
+    named = {stage: [key(ctx.run_id, batch, 0, s) for s in shards] for stage, key in stages.items()}
+    return {"reference": [], **named}
+
+
+def load_step(ctx: RunContext, batch: int) -> StepData:
+    """The batch for its first training step: fates are decided here, and the staleness bound is checked."""
+    data = _load(ctx, batch, shard_prefixes(ctx, batch))
+    data.fates = decide_fates(
+        planned_groups(ctx.run_id, data.plan),
+        data.episodes,
+        batch=batch,
+        max_staleness=ctx.config.max_staleness,
+        normalize=ctx.config.advantage.normalize,
+        eps=ctx.config.advantage.eps,
+    )
+    return data
+
+
+def load_committed(ctx: RunContext, entry: dict[str, Any]) -> StepData:
+    """The batch of a committed step, as it was trained: fates come from its ``training`` table."""
+    data = _load(ctx, entry["batch"], entry["shards"])
+    name = f"{entry['training']}/{TRAINING_FILE}"
+    rows = from_parquet(ctx.store.open_published(entry["training"]).read(TRAINING_FILE), TRAINING, name)
+    data.fates = [Fate(**row) for row in rows]
+    return data
+
+
+def _load(ctx: RunContext, batch: int, shards: dict[str, list[str]]) -> StepData:
+    episodes: dict[str, Episode] = {}
+    for episode_prefix, reward_prefix in zip(shards["episodes"], shards["rewards"], strict=True):
+        rows = read_episodes(ctx.store, episode_prefix)
+        add_rewards(ctx.store, reward_prefix, rows)
+        episodes |= {e.episode_id: e for e in rows}
+    reference: dict[str, list[float]] = {}
+    for prefix in shards["reference"]:
+        reference |= read_reference(ctx.store, prefix)
+    return StepData(batch, ctx.plan(batch), shards, episodes, reference, [])
+
+
+def optimizer_batches(data: StepData, config: RunConfig) -> list[tuple[list[Sample], Totals]]:
+    """The samples and global denominators of each optimizer step, in plan order."""
+    alive = [g["group"] for g in data.plan["groups"] if g["skipped"] is None]
+    size = config.episodes_per_optimizer_step // config.grpo.n_samples
+    chunks = [set(alive[i : i + size]) for i in range(0, len(alive), size)]
+    return [_optimizer_batch(data, chunk, config.rollout.max_new_tokens) for chunk in chunks]
+
+
+def _optimizer_batch(data: StepData, groups: set[int], horizon: int) -> tuple[list[Sample], Totals]:
+    fates = [f for f in data.fates if int(f.episode_id.split("/")[-2]) in groups]
+    counted = [f for f in fates if f.loss_tokens]
+    totals = Totals(sum(f.loss_tokens for f in counted), len(counted), horizon)
+    samples = [_sample(data.episodes[f.episode_id], f, data.reference.get(f.episode_id)) for f in fates if f.trained]
+    return samples, totals
+
+
+def _sample(e: Episode, fate: Fate, reference: list[float] | None) -> Sample:
+    before = [0.0] * len(e.prompt_ids)
+    return Sample(
+        tokens=e.prompt_ids + e.response_ids,
+        loss_mask=[False] * len(e.prompt_ids) + e.response_mask,
+        weights=before + [fate.advantage] * len(e.response_ids),
+        generator_logprobs=before + e.response_logprobs,
+        ref_logprobs=None if reference is None else before + reference,
+    )
+
+
+def episode_counts(fates: Iterable[Fate]) -> dict[str, Any]:
+    """``planned``, ``trained`` and ``dropped`` by reason; planned = trained + dropped."""
+    fates = list(fates)
+    reasons = [f.dropped for f in fates if f.dropped]
+    dropped = {reason: reasons.count(reason) for reason in sorted(set(reasons))}
+    return {"planned": len(fates), "trained": sum(f.trained for f in fates), "dropped": dropped}
+
+
+def data_metrics(data: StepData) -> dict[str, float]:
+    """Metrics that need no model: rewards by component, lengths, truncation, ages."""
+    generated = data.generated
+    graded = [e for e in generated if e.reward is not None]
+    rewards = [e.reward for e in graded if e.reward is not None]
+    metrics = {"reward/mean": fmean(rewards) if rewards else 0.0, "reward/std": pstdev(rewards) if rewards else 0.0}
+    for name in sorted({name for e in graded for name in e.components}):
+        metrics[f"reward/{name}/mean"] = fmean(e.components[name] for e in graded if name in e.components)
+    lengths = [len(e.response_ids) for e in generated]
+    metrics["response/mean_tokens"] = fmean(lengths) if lengths else 0.0
+    truncated = [e.finish_reason == "length" for e in generated]
+    metrics["response/truncated_share"] = fmean(truncated) if truncated else 0.0
+    ages = [f.age for f in data.fates if f.trained]
+    metrics["age/mean"] = fmean(ages) if ages else 0.0
+    return metrics
+
+
+def stage_seconds(ctx: RunContext, data: StepData) -> dict[str, float]:
+    """Working seconds of the stages that made this batch."""
+    stages = {"time/generate": "episodes", "time/score": "rewards", "time/reference": "reference"}
+    return {name: seconds_of(ctx, data.shards[stage]) for name, stage in stages.items()}

@@ -1,0 +1,95 @@
+"""Evaluation of one version on held-out prompts.
+
+Invariants: pinned to one version; the same prompts, seeds and sampling for every version of a run, so that two
+versions are compared pair by pair; stored with the digest of the weights, so the same evaluation is never repeated.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import fmean
+
+from forge_core.data_model import SCHEMA_VERSION, GenerationRequest, SamplingParams
+from forge_core.generation.seeds import sample_seed
+from forge_core.runs.context import RunContext
+from forge_core.runs.episodes import (
+    EPISODES_FILE,
+    REWARDS_FILE,
+    add_rewards,
+    episode_row,
+    episodes_bytes,
+    read_episodes,
+    rewards_bytes,
+    episode_of,
+)
+from forge_core.runs.stages import grade
+from forge_core.store import digest, layout
+
+EVALUATION_BATCH = 2**31  # stands for "no batch" in seeds, outside every training step
+
+
+def evaluation_requests(ctx: RunContext, version: int) -> list[GenerationRequest]:
+    """One request per held-out prompt that fits; ids are ``<run_id>/eval-<version>/<prompt>/<sample>``."""
+    config = ctx.config
+    sampling = SamplingParams(config.eval.temperature, max_new_tokens=config.rollout.max_new_tokens)
+    requests = []
+    for i, prompt in enumerate(ctx.heldout):
+        ids = ctx.encode(prompt)
+        if len(ids) <= config.max_prompt_tokens:
+            seed = sample_seed(config.run.seed, EVALUATION_BATCH, 0, i, 0)
+            name = f"{ctx.run_id}/eval-{version:08d}/{i:08d}/{0:08d}"
+            requests.append(GenerationRequest(name, tuple(ids), seed, sampling, version))
+    return requests
+
+
+def evaluate(ctx: RunContext, version: int) -> str:
+    """Sample and grade the held-out prompts with ``version``; returns the prefix of the stored evaluation."""
+    prefix = layout.evaluation(ctx.run_id, version)
+    weights = ctx.candidates.get(version) or ctx.ledger.weights_prefix(version)
+    requests = evaluation_requests(ctx, version)
+    request = digest(
+        {
+            "stage": "evaluation",
+            "schema": SCHEMA_VERSION,
+            "weights": ctx.store.open_published(weights).manifest.content,
+            "prompts": [(r.prompt_ids, r.seed, r.sampling.__dict__) for r in requests],
+            "functions": [f.model_dump(mode="json") for f in ctx.config.rewards.functions],
+        }
+    )
+    if ctx.store.published(prefix):
+        return ctx.store.open_published(prefix, request=request).manifest.prefix
+    started = time.monotonic()
+    rows = _sample(ctx, version, requests)
+    episodes = [episode_of(row) for row in rows]
+    graded = grade(ctx, episodes)
+    files = {EPISODES_FILE: episodes_bytes(rows), REWARDS_FILE: rewards_bytes(episodes, graded)}
+    provenance = {"seconds": time.monotonic() - started, "policy_version": version}
+    return ctx.store.publish(prefix, files, request=request, provenance=provenance).prefix
+
+
+def _sample(ctx: RunContext, version: int, requests: list[GenerationRequest]) -> list[dict]:
+    if ctx.config.rollout.version == "oldest":
+        ctx.rollouts.wait_before(min(version + ctx.config.max_staleness, ctx.config.steps), ctx.stop)
+    engine = ctx.generator(version)
+    completions = engine.generate(requests, stop=ctx.stop, deadline_s=ctx.config.rollout.deadline_s)
+    wrong = {c.metadata["policy_version"] for c in completions} - {version}
+    if wrong:
+        raise RuntimeError(f"the evaluation of version {version} was sampled by versions {sorted(wrong)}")
+    prompts = [ctx.heldout[int(r.request_id.split("/")[-2])] for r in requests]
+    return [episode_row(r, p, c) for r, p, c in zip(requests, prompts, completions, strict=True)]
+
+
+def evaluation_metrics(ctx: RunContext, version: int) -> dict[str, float]:
+    """Metrics of the stored evaluation of ``version``; empty when there is none."""
+    prefix = layout.evaluation(ctx.run_id, version)
+    if not ctx.store.published(prefix):
+        return {}
+    episodes = read_episodes(ctx.store, prefix)
+    add_rewards(ctx.store, prefix, episodes)
+    rewards = [e.reward for e in episodes if e.reward is not None]
+    return {
+        "eval/version": version,
+        "eval/reward/mean": fmean(rewards) if rewards else 0.0,
+        "eval/prompts": len(episodes),
+        "eval/failed_grades": len(episodes) - len(rewards),
+    }

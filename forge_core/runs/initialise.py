@@ -1,0 +1,131 @@
+"""Version 0: the run's first act.
+
+Invariants: version 0 is published and named by ``ledger/init.json`` before anything is sampled; a pretrained model is
+published as it is, byte for byte; a model made on the spot, or one with a warm start, goes through the trainer. Two
+processes may do it at once: the first ``init.json`` wins.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from forge_core.algorithms.ops import Totals
+from forge_core.config import RunConfig, ScratchModel
+from forge_core.config.run_config import WarmStartSection
+from forge_core.data.cursor import Cursor, next_rows
+from forge_core.data.prompts import PromptSet, load_prompts, render
+from forge_core.engine_thread import EngineThread
+from forge_core.runs.context import RunContext
+from forge_core.runs.record import now
+from forge_core.store import digest, layout
+from forge_core.training.packing import Sample, pack
+
+log = logging.getLogger("forge.initialise")
+MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
+
+
+def initialise(ctx: RunContext) -> dict[str, Any]:
+    """Publish version 0 and commit ``init.json``, unless the run has one; returns it."""
+    existing = ctx.ledger.init()
+    if existing is not None:
+        return existing
+    started_at, started = now(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="forge-init-") as scratch:
+        folder, metrics = initial_model(ctx, Path(scratch))
+        prefix = layout.weights(ctx.run_id, 0, ctx.attempt)
+        files = {f.name: f for f in sorted(folder.iterdir()) if f.suffix in MODEL_FILES}
+        request = digest({"stage": "weights", "model": _identity(ctx.config), "run": ctx.run_id})
+        manifest = ctx.store.publish(prefix, files, request=request)
+    entry = {
+        "version": 0,
+        "weights": prefix,
+        "weights_digest": manifest.content,
+        "state_digest": manifest.content,
+        "model": _identity(ctx.config)["model"],
+        "attempt": ctx.attempt,
+        "metrics": {**metrics, "time/initialise": time.monotonic() - started},
+        "started_at": started_at,
+        "finished_at": now(),
+    }
+    ctx.ledger.commit_init(entry)
+    committed = ctx.ledger.init()
+    assert committed is not None
+    return committed
+
+
+def _identity(config: RunConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", include={"model", "warm_start"})
+
+
+def initial_model(ctx: RunContext, scratch: Path) -> tuple[Path, dict[str, float]]:
+    """A folder with the HF files of version 0 and the metrics of making them."""
+    folder = base_model(ctx.config, scratch / "base")
+    warm = ctx.config.warm_start
+    if warm is None:
+        return folder, {}
+    thread = EngineThread("warm-start", ctx.config.training.threads)
+    try:
+        loss = thread.call(_warm_start, ctx, warm, folder, scratch / "warm")
+    finally:
+        thread.close()
+    return scratch / "warm", {"warm_start/loss": loss}
+
+
+def base_model(config: RunConfig, scratch: Path) -> Path:
+    """The folder of the configured model: made in ``scratch``, or the local snapshot of a pretrained one."""
+    from forge_core.models.resolve import resolve_model
+    from forge_core.models.scratch import create
+
+    if isinstance(config.model, ScratchModel):
+        create(config.model, config.run.seed, scratch)
+        return scratch
+    assert config.model is not None
+    return resolve_model(config.model)
+
+
+def _warm_start(ctx: RunContext, warm: WarmStartSection, base: Path, target: Path) -> float:
+    """Supervised steps on demonstrations; writes the result to ``target`` and returns the last loss."""
+    from transformers import AutoTokenizer
+
+    from forge_core.training.sft_loss import SFTLoss
+    from forge_core.training.trainer import TitanTrainer, TrainerSettings
+
+    settings = TrainerSettings.for_warm_start(ctx.config)
+    trainer = TitanTrainer(base, settings, SFTLoss(), device="cpu")
+    trainer.setup()
+    demonstrations = load_prompts(warm.dataset, seed=ctx.config.run.seed)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    loss = 0.0
+    for step, samples in enumerate(_demonstration_batches(ctx.config, warm, demonstrations, tokenizer)):
+        ctx.stop.check()
+        totals = Totals(sum(sum(s.loss_mask) for s in samples), len(samples))
+        batches = pack(samples, ctx.config.token_budget, trainer.pad_id, ctx.config.training.seq_len)
+        loss = sum(trainer.forward_backward(b, totals=totals).loss for b in batches)
+        trainer.optim_step()
+        if step % 50 == 0 or step + 1 == warm.steps:
+            log.info("warm start: step %d of %d, loss %.3f", step + 1, warm.steps, loss)
+    target.mkdir()
+    trainer.push_weights(target)
+    trainer.cleanup()
+    return loss
+
+
+def _demonstration_batches(
+    config: RunConfig, warm: WarmStartSection, demonstrations: PromptSet, tokenizer: Any
+) -> Iterator[list[Sample]]:
+    rows = next_rows(Cursor(0, 0), list(range(len(demonstrations))), config.run.seed, warm.dataset.shuffle)
+    for _ in range(warm.steps):
+        yield [_demonstration(demonstrations, next(rows)[0], warm, tokenizer) for _ in range(warm.batch_size)]
+
+
+def _demonstration(demonstrations: PromptSet, row: int, warm: WarmStartSection, tokenizer: Any) -> Sample:
+    prompt = demonstrations[row]
+    before = render(prompt, tokenizer, warm.dataset.chat_template)
+    answer = tokenizer.encode(prompt.target or "", add_special_tokens=False) + [tokenizer.eos_token_id]
+    mask = [False] * len(before) + [True] * len(answer)
+    return Sample(before + answer, mask, [float(m) for m in mask], None, None)

@@ -1,0 +1,188 @@
+"""The trainer of a run: it knows which version its parameters are, and gets them to any committed version.
+
+Invariants:
+- ``learn(b)`` takes its optimizer steps exactly once on state ``b``. Called again on state ``b + 1`` with nothing
+  committed (the commit failed) it returns the same outcome without stepping; on any other state it reloads and
+  replays.
+- Replay takes the committed steps after the newest complete checkpoint again, from stored objects; it generates,
+  grades and publishes nothing, and compares every state with its ledger entry's ``state_digest``.
+- A step that was interrupted halfway leaves no state behind that anybody uses.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from forge_core.algorithms.losses import build_loss
+from forge_core.algorithms.ops import Totals
+from forge_core.engine_thread import EngineThread
+from forge_core.runs.consumption import StepData, load_committed, optimizer_batches
+from forge_core.store import entry_digest, layout
+from forge_core.training.packing import Sample, pack
+
+if TYPE_CHECKING:
+    from forge_core.runs.context import RunContext
+    from forge_core.training.trainer import TitanTrainer
+
+log = logging.getLogger("forge.trainer")
+
+
+class DriftError(RuntimeError):
+    """Replayed parameters differ from those of the ledger."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One training step's result: ``stepped`` is false when no token was trainable."""
+
+    stepped: bool
+    metrics: dict[str, float]
+    state_digest: str
+
+
+class TrainerSession:
+    def __init__(self, ctx: RunContext) -> None:
+        self._ctx = ctx
+        self._thread = EngineThread("trainer", ctx.config.training.threads or ctx.cpu_threads)
+        self._trainer: TitanTrainer | None = None
+        self._version: int | None = None
+        self._uncommitted: tuple[int, Outcome] | None = None
+
+    def prepare(self, version: int) -> None:
+        """Load the trainer and bring it to ``version``."""
+        self._thread.call(self._at, version)
+
+    def learn(self, data: StepData) -> Outcome:
+        """The optimizer steps of one batch, on state ``data.batch``."""
+        return self._thread.call(self._learn, data)
+
+    def export(self, folder: Path) -> None:
+        """Write the current parameters to ``folder`` in HF format."""
+        self._thread.call(self._loaded().push_weights, folder)
+
+    def checkpoint(self, entry: dict[str, Any]) -> str:
+        """Save the state after ``entry`` as ``checkpoints/<batch>-<attempt>/``; returns the prefix."""
+        return self._thread.call(self._checkpoint, entry)
+
+    def close(self) -> None:
+        if self._trainer is not None:
+            self._thread.call(self._trainer.cleanup)
+        self._thread.close()
+
+    def _loaded(self) -> TitanTrainer:
+        assert self._trainer is not None, "prepare() or learn() comes first"
+        return self._trainer
+
+    def _learn(self, data: StepData) -> Outcome:
+        if self._uncommitted and self._uncommitted[0] == data.batch and self._version == data.batch + 1:
+            return self._uncommitted[1]
+        self._at(data.batch)
+        started = time.monotonic()
+        stepped, metrics = self._step(data)
+        digest = self._loaded().state_digest()
+        outcome = Outcome(stepped, {**metrics, "time/train": time.monotonic() - started}, digest)
+        self._uncommitted = (data.batch, outcome)
+        return outcome
+
+    def _at(self, version: int) -> None:
+        """Bring the parameters to ``version``: nothing to do, or reload and replay."""
+        if self._version == version:
+            return
+        self._uncommitted = None
+        at = self._restore(version)
+        for batch in range(at, version):
+            self._replay(batch)
+        self._version = version
+
+    def _restore(self, version: int) -> int:
+        """Load the newest complete checkpoint at or before ``version``, or version 0; returns the version loaded."""
+        ctx, self._version = self._ctx, None
+        found = newest_checkpoint(ctx, version)
+        if self._trainer is None or found is None:
+            self._trainer = self._build()
+        if found is None:
+            return 0
+        batch, prefix = found
+        self._trainer.load(ctx.store.local_dir(prefix))
+        self._compare(batch, "checkpoint")
+        return batch + 1
+
+    def _build(self) -> TitanTrainer:
+        from forge_core.training.trainer import TitanTrainer, TrainerSettings
+
+        if self._trainer is not None:
+            self._trainer.cleanup()
+        config = self._ctx.config
+        trainer = TitanTrainer(
+            self._ctx.weights_dir(0), TrainerSettings.from_config(config), build_loss(config), device="cpu"
+        )
+        trainer.setup()
+        return trainer
+
+    def _replay(self, batch: int) -> None:
+        entry = self._ctx.ledger.entry(batch)
+        assert entry is not None, f"ledger entry {batch} is missing"
+        self._step(load_committed(self._ctx, entry))
+        self._compare(batch, "replay")
+
+    def _compare(self, batch: int, source: str) -> None:
+        """The state digest must be the ledger's: on a CPU replay is exact."""
+        entry = self._ctx.ledger.entry(batch)
+        assert entry is not None, f"ledger entry {batch} is missing"
+        found = self._loaded().state_digest()
+        if found != entry["state_digest"]:
+            raise DriftError(
+                f"{source} of training step {batch} gives parameters {found[:12]}, the ledger has "
+                f"{entry['state_digest'][:12]}: another kind of machine, another torch, or changed code. "
+                "Resume where the run was made, or start a new run from its exported weights (forge export)"
+            )
+
+    def _step(self, data: StepData) -> tuple[bool, dict[str, float]]:
+        """All optimizer steps of one batch; the version is unknown while they run."""
+        self._version = None
+        results = [self._optimizer_step(s, t) for s, t in optimizer_batches(data, self._ctx.config) if s]
+        self._version = data.batch + 1
+        flat = [metrics for step in results for metrics in step]
+        return bool(flat), {name: fmean(m[name] for m in flat) for name in flat[0]} if flat else {}
+
+    def _optimizer_step(self, samples: list[Sample], totals: Totals) -> list[dict[str, float]]:
+        config, trainer = self._ctx.config, self._loaded()
+        batches = pack(samples, config.token_budget, trainer.pad_id, config.training.seq_len)
+        metrics = []
+        for _ in range(config.training.epochs_per_batch):
+            sums: dict[str, float] = {}
+            for batch in batches:
+                self._ctx.stop.check()
+                result = trainer.forward_backward(batch, totals=totals, temperature=config.grpo.temperature)
+                for name, value in {"loss": result.loss, **result.metrics}.items():
+                    sums[name] = sums.get(name, 0.0) + value
+            step = trainer.optim_step()
+            metrics.append({**sums, "grad_norm": step.grad_norm, "learning_rate": step.learning_rate})
+        return metrics
+
+    def _checkpoint(self, entry: dict[str, Any]) -> str:
+        ctx = self._ctx
+        prefix = layout.checkpoint(ctx.run_id, entry["batch"], ctx.attempt)
+        with tempfile.TemporaryDirectory(prefix="forge-checkpoint-") as folder:
+            self._loaded().save(Path(folder), {"cursor": entry["cursor"], "version": entry["version_out"]})
+            files = {f.relative_to(folder).as_posix(): f for f in Path(folder).rglob("*") if f.is_file()}
+            follows = {"follows": entry["batch"], "entry": entry_digest(entry)}
+            ctx.store.publish(prefix, files, request=entry_digest(entry), provenance=follows)
+        return prefix
+
+
+def newest_checkpoint(ctx: RunContext, version: int) -> tuple[int, str] | None:
+    """Batch and prefix of the newest complete checkpoint that gives ``version`` or an older one."""
+    for batch in range(version - 1, -1, -1):
+        entry = ctx.ledger.entry(batch)
+        assert entry is not None, f"ledger entry {batch} is missing"
+        prefix = layout.checkpoint(ctx.run_id, batch, entry["attempt"])
+        if ctx.store.published(prefix):
+            return batch, prefix
+    return None

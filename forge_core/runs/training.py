@@ -1,0 +1,134 @@
+"""A training step: consume a batch, step, publish, commit.
+
+Invariants (DESIGN section 3): weights and training table are published first, under this attempt's id; then the ledger
+entry makes the version exist; only then, when due, the checkpoint. A second trainer loses at the ledger and stops.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from forge_core.config import RunConfig
+from forge_core.data_model import TRAINING, to_parquet
+from forge_core.runs.consumption import StepData, data_metrics, episode_counts, load_step, stage_seconds
+from forge_core.runs.context import RunContext
+from forge_core.runs.episodes import TRAINING_FILE
+from forge_core.runs.evaluation import evaluate, evaluation_metrics
+from forge_core.runs.record import now
+from forge_core.runs.trainer_session import Outcome
+from forge_core.store import digest, entry_digest, layout
+
+IDLE = {"loss": 0.0, "entropy": 0.0, "kl": 0.0, "grad_norm": 0.0}  # metrics of a step that had nothing to train
+
+
+class LostRace(RuntimeError):
+    """Another trainer committed this training step first."""
+
+
+def train_batch(ctx: RunContext, batch: int) -> dict[str, Any]:
+    """Take training step ``batch`` unless it is committed; returns its ledger entry."""
+    entry = ctx.ledger.entry(batch)
+    if entry is not None:
+        return entry
+    started_at, started = now(), time.monotonic()
+    data = load_step(ctx, batch)
+    outcome = ctx.trainer.learn(data)
+    stepped = time.monotonic()
+    weights, weights_digest = publish_weights(ctx, batch, outcome)
+    training, training_digest = publish_fates(ctx, data)
+    times = {"time/publish": time.monotonic() - stepped, **stage_seconds(ctx, data)}
+    evaluated = _evaluated(ctx, batch, weights)
+    entry = {
+        "batch": batch,
+        "version_in": batch,
+        "version_out": batch + 1,
+        "max_age": max((f.age for f in data.fates if f.trained), default=0),
+        "episodes": episode_counts(data.fates),
+        "tokens": sum(len(e.response_ids) for e in data.generated),
+        "plans": [layout.plan(ctx.run_id, batch, 0)],
+        "shards": data.shards,
+        "training": training,
+        "training_digest": training_digest,
+        "weights": weights,
+        "weights_digest": weights_digest,
+        "previous": previous_digest(ctx, batch),
+        "state_digest": outcome.state_digest,
+        "cursor": data.plan["cursor"]["after"],
+        "metrics": {**IDLE, **data_metrics(data), **outcome.metrics, **evaluated, **times},
+        "attempt": ctx.attempt,
+        "started_at": started_at,
+        "finished_at": now(),
+    }
+    entry["metrics"]["time/step"] = time.monotonic() - started
+    return _commit(ctx, entry)
+
+
+def _commit(ctx: RunContext, entry: dict[str, Any]) -> dict[str, Any]:
+    batch = entry["batch"]
+    if not ctx.ledger.commit(entry):
+        winner = ctx.ledger.entry(batch)
+        raise LostRace(
+            f"training step {batch} of run {ctx.run_id!r} was committed by another trainer (attempt "
+            f"{winner['attempt'] if winner else '?'}); this one (attempt {ctx.attempt}) stops: one trainer per run"
+        )
+    ctx.candidates.pop(batch + 1, None)
+    if checkpoint_due(ctx.config, batch):
+        ctx.trainer.checkpoint(entry)
+    for observer in ctx.observers:
+        observer(entry)
+    return entry
+
+
+def checkpoint_due(config: RunConfig, batch: int) -> bool:
+    """After every ``checkpoint.interval`` steps, and after the last."""
+    interval = config.checkpoint.interval
+    return batch + 1 == config.steps or (interval > 0 and (batch + 1) % interval == 0)
+
+
+def previous_digest(ctx: RunContext, batch: int) -> str:
+    """Digest of the entry before ``batch`` (``init.json`` before the first)."""
+    before = ctx.ledger.entry(batch - 1) if batch else ctx.ledger.init()
+    assert before is not None, f"training step {batch} has no predecessor in the ledger"
+    return entry_digest(before)
+
+
+def publish_weights(ctx: RunContext, batch: int, outcome: Outcome) -> tuple[str, str]:
+    """Prefix and content digest of version ``batch + 1``: new weights, or the old ones when nothing was trained."""
+    if not outcome.stepped:
+        prefix = ctx.ledger.weights_prefix(batch)
+        return prefix, ctx.store.open_published(prefix).manifest.content
+    prefix = layout.weights(ctx.run_id, batch + 1, ctx.attempt)
+    with tempfile.TemporaryDirectory(prefix="forge-weights-") as folder:
+        ctx.trainer.export(Path(folder))
+        manifest = publish_folder(ctx, prefix, Path(folder), outcome.state_digest)
+    return prefix, manifest.content
+
+
+def publish_folder(ctx: RunContext, prefix: str, folder: Path, state: str) -> Any:
+    """Publish the files of ``folder`` as weights; ``state`` is the digest of the parameters they hold."""
+    files = {f.name: f for f in sorted(folder.iterdir()) if f.is_file()}
+    request = digest({"stage": "weights", "state": state, "dtype": ctx.config.weights_dtype})
+    return ctx.store.publish(prefix, files, request=request)
+
+
+def publish_fates(ctx: RunContext, data: StepData) -> tuple[str, str]:
+    """Prefix and content digest of the ``training`` table."""
+    prefix = layout.training(ctx.run_id, data.batch, ctx.attempt)
+    rows = [fate.row() for fate in data.fates]
+    manifest = ctx.store.publish(prefix, {TRAINING_FILE: to_parquet(rows, TRAINING)}, request=digest(rows))
+    return prefix, manifest.content
+
+
+def _evaluated(ctx: RunContext, batch: int, weights: str) -> dict[str, float]:
+    """The evaluation that this entry records: of the last version before it commits, else of ``batch`` if there is one."""
+    if ctx.config.eval.prompts == 0:
+        return {}
+    if batch + 1 == ctx.config.steps:
+        ctx.candidates[batch + 1] = weights
+        started = time.monotonic()
+        evaluate(ctx, batch + 1)
+        return {**evaluation_metrics(ctx, batch + 1), "time/eval": time.monotonic() - started}
+    return evaluation_metrics(ctx, batch)

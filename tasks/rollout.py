@@ -1,0 +1,17 @@
+"""Rollout: sample the responses of one shard of a batch and publish them as episodes."""
+
+from prefect import task
+
+from forge_core.runs import RunRef
+from forge_core.runs.context import context_of
+from forge_core.runs.stages import ShardRef, sample_shard, sampling_version
+from tasks.options import OPTIONS, argument, context
+
+
+def name() -> str:
+    return f"rollout b={argument('batch')} v={sampling_version(context(), argument('batch'))} shard={argument('shard')}"
+
+
+@task(name="rollout", task_run_name=name, **OPTIONS)
+def rollout(run: RunRef, batch: int, shard: int) -> ShardRef:
+    return sample_shard(context_of(run), batch, shard)
