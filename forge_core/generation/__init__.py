@@ -1,0 +1,1 @@
+"""Sampling engines: requests in, completions with the sampler's log-probabilities out."""

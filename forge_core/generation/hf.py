@@ -1,0 +1,171 @@
+"""The embedded generator: ``transformers`` in this process, no server, CPU or one GPU.
+
+Guarantees:
+- All work runs in one thread of its own (:class:`forge_core.engine_thread.EngineThread`); concurrent calls queue, so a
+  call is sampled by exactly one policy version, and an update takes effect between calls.
+- Equal requests in an equal call give bitwise equal tokens and log-probabilities on one machine, in any process.
+- A set stop token ends the work before the next layer of the model is computed.
+- An update whose files do not fit leaves the old version serving.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge_core.data_model import Completion, GenerationRequest, VersionSpan
+from forge_core.engine_thread import EngineThread
+from forge_core.generation.base import GenerationError, check_requests
+from forge_core.generation.decoding import BatchDecoder, DeadlineReached, Decoded, make_batches
+from forge_core.generation.sampling import is_truncated
+from forge_core.models.resolve import read_json
+from forge_core.models.weights import build_model, load_into, read_tensors
+from forge_core.stop import StopToken
+
+
+class HFGenerator:
+    """A :class:`forge_core.generation.base.Generator` on ``transformers``.
+
+    ``weights(version)`` gives the local model folder of a policy version; it is called in the caller's thread.
+    ``max_batch`` limits the sequences decoded together. ``threads``: CPU threads (None: torch's choice).
+    """
+
+    def __init__(
+        self,
+        weights: Callable[[int], Path],
+        *,
+        version: int,
+        dtype: str = "float32",
+        device: str = "cpu",
+        max_batch: int = 512,
+        threads: int | None = None,
+    ) -> None:
+        self._weights = weights
+        self._max_batch = max_batch
+        self._version = version
+        self._guard: Callable[[], None] = lambda: None
+        self._model: Any = None
+        self._thread = EngineThread("generator", threads)
+        self._thread.call(self._load, weights(version), getattr(torch, dtype), device)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer (the first version's; training never changes it)."""
+        return self._tokenizer
+
+    def generate(
+        self, requests: Sequence[GenerationRequest], *, stop: StopToken | None = None, deadline_s: float | None = None
+    ) -> list[Completion]:
+        """Sample one completion per request, in order; see the protocol for errors, stop and deadline."""
+        config = self._config
+        check_requests(requests, max_positions=config.max_position_embeddings, vocab_size=config.vocab_size)
+        if not requests:
+            return []
+        deadline = None if deadline_s is None else time.monotonic() + deadline_s
+        priority = min(r.priority for r in requests)
+        return self._thread.call(self._generate, requests, stop=stop, deadline=deadline, priority=priority)
+
+    def update_weights(self, version: int) -> None:
+        """Load ``version`` in place. ValueError for an older version; WeightsError for files that do not fit."""
+        if version == self._version:
+            return
+        self._check_newer(version)
+        folder = self._weights(version)
+        tensors = read_tensors(folder)
+        # Ahead of queued calls: they were to be sampled by the newest version.
+        self._thread.call(self._update, version, tensors, folder, priority=-1)
+
+    def get_version(self) -> int:
+        return self._version
+
+    def shutdown(self) -> None:
+        self._thread.close()
+        self._model = None
+
+    def _load(self, folder: Path, dtype: torch.dtype, device: str) -> None:
+        from transformers import AutoTokenizer
+
+        self._model = build_model(folder, dtype=dtype, device=device)
+        self._config = self._model.config
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._eos_ids = _eos_ids(folder, self._config, self._tokenizer)
+        for layer in self._model.model.layers:
+            layer.register_forward_pre_hook(lambda *_: self._guard())
+
+    def _update(self, version: int, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+        self._check_newer(version)
+        load_into(self._model, tensors, folder)
+        self._version = version
+
+    def _check_newer(self, version: int) -> None:
+        if version <= self._version:
+            raise ValueError(f"policy version {version} is not newer than {self._version}, which is served already")
+
+    def _generate(
+        self, requests: Sequence[GenerationRequest], *, stop: StopToken | None, deadline: float | None
+    ) -> list[Completion]:
+        self._guard = lambda: _check(stop, deadline)
+        completions: list[Completion | None] = [None] * len(requests)
+        for batch in make_batches(requests, self._max_batch, self._cache_bytes_per_token()):
+            members = [requests[i] for i in batch]
+            decoded = BatchDecoder(self._model, members, self._eos_ids, self._guard).run()
+            self._check_finite(members, decoded)
+            for i, completion in zip(batch, self._completions(members, decoded), strict=True):
+                completions[i] = completion
+        return [c for c in completions if c is not None]
+
+    def _completions(self, requests: list[GenerationRequest], decoded: list[Decoded]) -> list[Completion]:
+        backend = self._tokenizer.backend_tokenizer
+        texts = backend.decode_batch([d.token_ids for d in decoded], skip_special_tokens=True)
+        prompts = list(dict.fromkeys(r.prompt_ids for r in requests))
+        prompt_texts = dict(zip(prompts, backend.decode_batch(prompts, skip_special_tokens=False), strict=True))
+        return [
+            Completion(prompt_texts[r.prompt_ids], text, d.token_ids, d.logprobs, self._metadata(r, d))
+            for r, d, text in zip(requests, decoded, texts, strict=True)
+        ]
+
+    def _metadata(self, request: GenerationRequest, decoded: Decoded) -> dict[str, Any]:
+        length = len(decoded.token_ids)
+        metadata = {
+            "request_id": request.request_id,
+            "prompt_ids": list(request.prompt_ids),
+            "finish_reason": decoded.finish_reason,
+            "policy_version": self._version,
+            "version_spans": [VersionSpan(self._version, 0, length)] if length else [],
+        }
+        if is_truncated(request.sampling):
+            metadata["truncated_sampling"] = True
+        return metadata
+
+    def _check_finite(self, requests: list[GenerationRequest], decoded: list[Decoded]) -> None:
+        for request, result in zip(requests, decoded, strict=True):
+            total = sum(result.logprobs)
+            if total != total or total == float("-inf"):
+                raise GenerationError(
+                    f"policy version {self._version} gives log-probabilities that are not finite (request "
+                    f"{request.request_id}): training has diverged, go back to an earlier version"
+                )
+
+    def _cache_bytes_per_token(self) -> int:
+        config = self._config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self._model.dtype.itemsize
+
+
+def _check(stop: StopToken | None, deadline: float | None) -> None:
+    if stop is not None:
+        stop.check()
+    if deadline is not None and time.monotonic() > deadline:
+        raise DeadlineReached
+
+
+def _eos_ids(folder: Path, config: Any, tokenizer: Any) -> list[int]:
+    """The tokens that end a response: those of generation_config.json (else config.json) and the tokenizer's."""
+    path = folder / "generation_config.json"
+    named = read_json(path).get("eos_token_id") if path.exists() else config.eos_token_id
+    listed = named if isinstance(named, list) else [named]
+    return sorted({i for i in [*listed, tokenizer.eos_token_id] if i is not None})
