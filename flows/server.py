@@ -114,7 +114,7 @@ def serve(home: Path | None = None, port: int = 4200) -> None:
     Runs that start meanwhile use it. Raises :class:`ServerError` when the port or the home's database is taken.
     """
     home = forge_home(home)
-    _create(home)
+    prepare_home(home)
     lock = _lock(home / "prefect.lock")
     if lock is None:
         raise ServerError(f"{home / 'prefect.db'} is in use by the server of a run: start this one when it has ended")
@@ -133,7 +133,7 @@ def serve(home: Path | None = None, port: int = 4200) -> None:
 
 
 def _start_child(home: Path, timeout_s: float) -> ServerHandle:
-    _create(home)
+    prepare_home(home)
     lock, database = _free_database(home)
     log = database.with_suffix(".log")
     with _listen(0) as listener, log.open("wb") as output:
@@ -290,7 +290,8 @@ def _lock(path: Path) -> int | None:
     return descriptor
 
 
-def _create(home: Path) -> None:
+def prepare_home(home: Path) -> None:
+    """Create the folder; raises :class:`ServerError` when it cannot be written."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         (home / ".writable").write_text("")

@@ -16,7 +16,6 @@ never delays the other source; ``errors`` counts what failed.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import queue
@@ -106,9 +105,9 @@ class StopWatcher:
 
 def request_stop(store: Store, run_id: str) -> int:
     """Ask the run to stop, from any machine that reaches the store; returns the number of the request."""
-    body = json.dumps({"requested_at": datetime.now(UTC).isoformat(), "host": os.uname().nodename, "pid": os.getpid()})
+    body = {"requested_at": datetime.now(UTC).isoformat(), "host": os.uname().nodename, "pid": os.getpid()}
     number = next_request(store, run_id)
-    while not store.put_new(layout.stop(run_id, number), body.encode()):
+    while not store.put_new_json(layout.stop(run_id, number), body):
         number += 1
     return number
 
