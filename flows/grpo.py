@@ -55,7 +55,7 @@ def iterate(run: RunRef, stages: Stages, window: Window, config: RunConfig, firs
         rollouts = [stages.rollout.submit(run, b, shard) for shard in range(shards)]
         rewards = [stages.score.submit(run, b, rollout) for rollout in rollouts]
         reference = [stages.reference.submit(run, b, rollout) for rollout in rollouts if config.grpo.beta > 0]
-        evaluation = [stages.evaluate.submit(run, b, wait_for=before) for _ in range(evaluation_due(config, b))]
+        evaluation = [stages.evaluate.submit(run, b, wait_for=before)] if evaluation_due(config, b) else []
         trained[b] = stages.train.submit(run, b, rollouts, rewards, reference, evaluation, wait_for=before)
         window.open(b, trained[b], rollout=rollouts, score=rewards, reference=reference, evaluate=evaluation)
     window.drain()

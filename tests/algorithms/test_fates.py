@@ -1,0 +1,90 @@
+"""Advantages, and what becomes of every planned episode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_core.algorithms.advantages import group_advantages, has_signal
+from forge_core.algorithms.fates import PlannedGroup, StalenessError, decide_fates
+from forge_core.data_model import Episode
+
+
+def episode(episode_id: str, reward: float | None, version: int = 5) -> Episode:
+    return Episode(
+        episode_id, "g", 0, "p", [], [1], [2, 3], [True, True], [-1.0, -1.0], "x", "stop", version, [], None, "t", {}, {},
+        "", reward,
+    )  # fmt: skip
+
+
+def fates(rewards: list[float | None], missing: int = 0, **kwargs: Any) -> list:
+    ids = tuple(f"r/b/g/{i}" for i in range(len(rewards) + missing))
+    episodes = {i: episode(i, r) for i, r in zip(ids, rewards, strict=False)}
+    options = {"batch": 5, "max_staleness": 1, "normalize": True, "eps": 1e-4, **kwargs}
+    return decide_fates([PlannedGroup(ids)], episodes, **options)
+
+
+def test_advantages_are_the_group_z_score() -> None:
+    assert group_advantages([1.0, 0.0, 0.0, 1.0], eps=0.0) == pytest.approx([0.8660254, -0.8660254, -0.8660254, 0.8660254])
+    assert group_advantages([1.0, 0.0], normalize=False) == [0.5, -0.5]
+
+
+@pytest.mark.parametrize("value", [0.35, 0.1, 0.7, 1e6, -3.3])
+def test_equal_rewards_give_exactly_zero_whatever_their_rounding(value: float) -> None:
+    assert group_advantages([value] * 7) == [0.0] * 7
+    assert not has_signal([value, value + abs(value) * 1e-12])
+
+
+def test_one_rounding_error_is_not_blown_up() -> None:
+    assert max(abs(a) for a in group_advantages([0.35] * 6 + [0.35 + 1e-15], eps=0.0)) == 0.0
+
+
+def test_a_group_of_one_is_an_error_not_nan() -> None:
+    with pytest.raises(ValueError, match="at least two"):
+        group_advantages([1.0])
+
+
+def test_null_rewards_are_dropped_and_do_not_poison_the_group() -> None:
+    result = fates([1.0, None, 0.0, 0.0])
+    assert [f.dropped for f in result] == [None, "grading_failed", None, None]
+    assert [f.trained for f in result] == [True, False, True, True]
+    expected = group_advantages([1.0, 0.0, 0.0])
+    assert [f.advantage for f in result if f.trained] == expected
+
+
+def test_a_group_left_with_one_reward_is_too_small() -> None:
+    assert [f.dropped for f in fates([1.0, None])] == ["group_too_small", "grading_failed"]
+
+
+def test_missing_episodes_are_dropped_by_deadline() -> None:
+    assert [f.dropped for f in fates([1.0, 0.0], missing=2)] == [None, None, "deadline", "deadline"]
+
+
+def test_groups_without_signal_keep_their_tokens_in_the_denominator() -> None:
+    result = fates([1.0, 1.0])
+    assert [(f.dropped, f.loss_tokens, f.advantage) for f in result] == [("zero_variance", 2, 0.0)] * 2
+
+
+def test_skipped_prompts_are_counted_with_their_reason() -> None:
+    group = PlannedGroup(("a", "b"), "prompt_too_long")
+    result = decide_fates([group], {}, batch=0, max_staleness=0, normalize=True, eps=1e-4)
+    assert [f.dropped for f in result] == ["prompt_too_long"] * 2
+
+
+@pytest.mark.parametrize("version", [3, 6])
+def test_an_episode_outside_the_bound_is_an_error(version: int) -> None:
+    ids = ("r/b/g/0", "r/b/g/1")
+    episodes = {i: episode(i, float(n), version) for n, i in enumerate(ids)}
+    with pytest.raises(StalenessError, match=f"version {version}"):
+        decide_fates([PlannedGroup(ids)], episodes, batch=5, max_staleness=1, normalize=True, eps=1e-4)
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-10, 10)), min_size=1, max_size=8), st.integers(0, 3))
+def test_every_planned_episode_is_trained_or_dropped_with_a_reason(rewards: list[float | None], missing: int) -> None:
+    result = fates(rewards, missing)
+    assert len(result) == len(rewards) + missing
+    assert all(f.trained != (f.dropped is not None) for f in result)
+    assert sum(f.advantage for f in result if f.trained) == pytest.approx(0, abs=1e-6)
