@@ -2,8 +2,8 @@
 
 Guarantees:
 - Only hidden states at positions that count go through the output matrix.
-- Memory: at most ``_CHUNK`` float32 logits exist at a time. Up to ``_KEPT`` of them are kept for the backward pass; beyond
-  that the backward pass computes each chunk's logits again (one more matrix product, like activation checkpointing).
+- Memory: logits are computed ``_CHUNK`` numbers at a time. Up to ``_KEPT`` are kept for the backward pass; beyond
+  that the backward pass computes each chunk again (one more matrix product, like activation checkpointing).
 - Logits are divided by the temperature in float32; results are float32.
 
 For logits z = h W^T / temperature, p = softmax(z), target y and entropy H = -sum p log p:
@@ -53,7 +53,7 @@ class _TargetLogprobs(torch.autograd.Function):
         grad_logprobs_N, grad_entropy_N = grads
         if grad_entropy_N is not None and not grad_entropy_N.any():
             grad_entropy_N = None  # a loss without an entropy bonus: half of the work falls away
-        grad_hidden_ND, grad_weight_VD = torch.empty_like(hidden_ND), torch.zeros_like(weight_VD)
+        grad_hidden_ND, grad_weight_VD = torch.empty_like(hidden_ND), torch.zeros_like(weight_VD, dtype=torch.float32)
         for i, part in enumerate(_chunks(hidden_ND, weight_VD)):
             logp_CV = kept[i] if kept else _log_softmax(hidden_ND[part], weight_VD, ctx.temperature)
             p_CV = logp_CV.exp()
@@ -66,8 +66,8 @@ class _TargetLogprobs(torch.autograd.Function):
                 grad_CV -= grad_entropy_N[part, None] * p_CV * (logp_CV + entropy_N[part, None])
             grad_CV = (grad_CV / ctx.temperature).to(hidden_ND.dtype)
             grad_hidden_ND[part] = grad_CV @ weight_VD
-            grad_weight_VD.addmm_(grad_CV.T, hidden_ND[part])
-        return grad_hidden_ND, grad_weight_VD, None, None
+            grad_weight_VD += grad_CV.T @ hidden_ND[part]
+        return grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype), None, None
 
 
 def _chunks(hidden_ND: Tensor, weight_VD: Tensor) -> list[slice]:

@@ -18,7 +18,8 @@ class TrainerSettings:
     """AdamW with a warm-up and decay that count optimizer steps.
 
     ``total_steps`` is the schedule's horizon in optimizer steps; ``max_norm`` the largest total gradient norm;
-    ``token_budget`` the positions of one micro-batch; ``dtype`` the compute type (master weights are float32);
+    ``token_budget`` the positions of one micro-batch; ``horizon`` the longest response, in tokens (fixed-horizon losses
+    divide by it); ``dtype`` the compute type (master weights are float32);
     ``weights_dtype`` and ``shard_bytes`` describe what ``push_weights`` writes.
     """
 
@@ -33,6 +34,7 @@ class TrainerSettings:
     max_norm: float = 1.0
     seq_len: int = 2048
     token_budget: int = 16384
+    horizon: int = 1
     dtype: Dtype = "float32"
     weights_dtype: Dtype = "float32"
     shard_bytes: int = 2_000_000_000
@@ -56,6 +58,7 @@ class TrainerSettings:
             max_norm=t.max_norm,
             seq_len=t.seq_len,
             token_budget=config.token_budget,
+            horizon=config.rollout.max_new_tokens,
             dtype=t.dtype,
             weights_dtype="bfloat16" if config.weights_dtype == "bfloat16" else "float32",
             shard_bytes=config.weights.shard_bytes,

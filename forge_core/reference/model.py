@@ -1,0 +1,84 @@
+"""Frozen reference policy: log-probabilities of responses.
+
+Guarantees:
+- It is the trainer's own model code and layout: with equal weights its log-probabilities equal the trainer's bit for
+  bit, so the KL term starts at exactly zero.
+- It never changes, draws no random number and keeps no gradient. It runs on a CPU or a GPU, beside a trainer in one
+  process or alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from forge_core.stop import StopToken
+from forge_core.training import hf_io, policy
+from forge_core.training.architecture import read_architecture
+from forge_core.training.packing import Sample, pack
+
+
+class ReferenceModel:
+    """``model_dir``: a Hugging Face folder. ``token_budget``: positions of one forward pass. ``seq_len``: longest
+    prompt plus response, in tokens. ``threads``: CPU threads of the calling thread, set in ``setup`` (None: left alone)."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        token_budget: int,
+        seq_len: int,
+        dtype: str = "float32",
+        device: str = "cpu",
+        threads: int | None = None,
+    ) -> None:
+        self.model_dir, self.token_budget, self.seq_len = Path(model_dir), token_budget, seq_len
+        self.dtype = cast(torch.dtype, getattr(torch, dtype))
+        self.device, self.threads = torch.device(device), threads
+        self._model: Any = None
+
+    def setup(self) -> None:
+        """Load the weights. Raises ValueError for a folder that the model code cannot compute exactly."""
+        arch = read_architecture(self.model_dir)
+        from forge_core.training.titan_compat import build_frozen
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        self._model = build_frozen(arch, self.seq_len, self.device, self.dtype)
+        hf_io.load_weights(self._model, arch, self.model_dir)
+
+    def forward(
+        self,
+        samples: Sequence[tuple[list[int], list[int]]],
+        temperature: float = 1.0,
+        stop: StopToken | None = None,
+    ) -> list[list[float]]:
+        """Log-probability of every response token of every (prompt ids, response ids), at ``temperature`` (above 0).
+
+        Raises ValueError for an empty prompt (nothing would predict the first token) or a sample longer than
+        ``seq_len``, and ``Stopped`` between micro-batches when ``stop`` is set.
+        """
+        if self._model is None:
+            raise RuntimeError("the reference model has no weights: call setup() first")
+        results: list[list[float]] = [[] for _ in samples]
+        counted = [index for index, (_, response) in enumerate(samples) if response]
+        documents = [_sample(index, *samples[index]) for index in counted]
+        batches = pack(documents, self.token_budget, pad_id=0, seq_len=self.seq_len)
+        found = policy.document_logprobs(self._model, batches, self.dtype, temperature, self.device, stop)
+        for index, logprobs in zip(counted, found, strict=True):
+            results[index] = logprobs
+        return results
+
+    def cleanup(self) -> None:
+        """Free the weights; ``setup`` loads them again."""
+        self._model = None
+
+
+def _sample(index: int, prompt: list[int], response: list[int]) -> Sample:
+    if not prompt:
+        raise ValueError(f"sample {index} has an empty prompt: its first token cannot be predicted")
+    mask = [False] * len(prompt) + [True] * len(response)
+    return Sample(list(prompt) + list(response), mask, [0.0] * len(mask))

@@ -1,0 +1,147 @@
+"""Hugging Face folders in and out.
+
+Guarantees:
+- Loading fills every parameter exactly once; a missing, unexpected or misshapen tensor is an error that names it.
+- What ``export`` writes loads in ``transformers``: safetensors files of at most ``shard_bytes`` (an index when there
+  are several), ``config.json`` with the written type, and every tokenizer file of the source folder.
+- Names are the only difference between the two sides: no tensor is permuted or merged.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from forge_core.training.architecture import Architecture, hf_names
+
+INDEX = "model.safetensors.index.json"
+_COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The whole tensor, gathered where it is sharded."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, arch: Architecture, model_dir: Path) -> None:
+    """Copy the folder's tensors into ``model`` (each rank keeps its shard). Raises ValueError as the module says."""
+    parameters = dict(model.named_parameters())
+    waiting = {theirs: parameters[ours] for ours, theirs in hf_names(arch).items()}
+    unexpected = []
+    tied_head: Tensor | None = None
+    for name, tensor in _tensors(model_dir):
+        if name in waiting:
+            _copy(waiting.pop(name), tensor, name, model_dir)
+        elif arch.tied and name == "lm_head.weight":
+            tied_head = tensor
+        elif not name.endswith(
+            "rotary_emb.inv_freq"
+        ):  # a buffer that old Llama files hold; it follows from config.json
+            unexpected.append(name)
+    _refuse("lacks", list(waiting), model_dir)
+    _refuse("holds unknown", unexpected, model_dir)
+    embedding = parameters["tok_embeddings.weight"]
+    if tied_head is not None and not torch.equal(full_tensor(embedding).cpu(), tied_head.to(embedding.dtype)):
+        raise ValueError(
+            f"{model_dir} says tie_word_embeddings=true but its lm_head.weight differs from model.embed_tokens.weight: "
+            "set tie_word_embeddings to false in config.json"
+        )
+
+
+def export(model: nn.Module, arch: Architecture, source: Path, folder: Path, dtype: str, shard_bytes: int) -> None:
+    """Write the model to ``folder`` in type ``dtype``; configuration and tokenizer files come from ``source``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch_dtype = getattr(torch, dtype)
+    parameters = dict(model.named_parameters())
+    named = {theirs: parameters[ours] for ours, theirs in hf_names(arch).items()}
+    shards = plan_shards({name: p.numel() * torch_dtype.itemsize for name, p in named.items()}, shard_bytes)
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        tensors = {name: full_tensor(named[name]).to("cpu", torch_dtype).contiguous() for name in names}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names, file)
+    if len(shards) > 1:
+        total = sum(p.numel() for p in named.values()) * torch_dtype.itemsize
+        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    _copy_companions(source, folder, dtype)
+
+
+def plan_shards(sizes: dict[str, int], shard_bytes: int) -> list[list[str]]:
+    """Names in order, cut where a file would exceed ``shard_bytes`` (a larger tensor gets a file of its own)."""
+    shards: list[list[str]] = [[]]
+    used = 0
+    for name, size in sizes.items():
+        if shards[-1] and used + size > shard_bytes:
+            shards.append([])
+            used = 0
+        shards[-1].append(name)
+        used += size
+    return shards
+
+
+def _tensors(model_dir: Path) -> Iterator[tuple[str, Tensor]]:
+    for path in _weight_files(model_dir):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                yield name, file.get_tensor(name)
+
+
+def _weight_files(model_dir: Path) -> list[Path]:
+    index = model_dir / INDEX
+    names = ["model.safetensors"]
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    for name in names:
+        if not (model_dir / name).is_file():
+            raise ValueError(f"{model_dir / name} does not exist: a model folder needs its weights as safetensors")
+    return [model_dir / name for name in names]
+
+
+def _copy(parameter: Tensor, tensor: Tensor, name: str, model_dir: Path) -> None:
+    if parameter.shape != tensor.shape:
+        raise ValueError(f"{model_dir}: {name} is {list(tensor.shape)}; config.json makes it {list(parameter.shape)}")
+    if isinstance(parameter, DTensor):  # every rank has read the tensor; it keeps its part without communication
+        tensor = tensor.to(parameter.device, parameter.dtype)
+        tensor = distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    parameter.copy_(tensor)
+
+
+def _refuse(what: str, names: list[str], model_dir: Path) -> None:
+    if names:
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        raise ValueError(f"{model_dir} {what} tensors that its config.json implies otherwise: {shown}")
+
+
+def _copy_companions(source: Path, folder: Path, dtype: str) -> None:
+    for name in _COMPANIONS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    config = json.loads((source / "config.json").read_text())
+    config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
+    _write_json(folder / "config.json", config)
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
