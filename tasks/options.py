@@ -8,13 +8,12 @@ from prefect import runtime
 from prefect.cache_policies import NO_CACHE
 
 from forge_core.runs.context import RunContext, context_of
-from forge_core.store import StoreUnavailable
 
 
 def is_io_error(task: Any, run: Any, state: Any) -> bool:
     """Whether a failed attempt is worth repeating: the store or the network, nothing else."""
     error = state.result(raise_on_failure=False)
-    return isinstance(error, StoreUnavailable | ConnectionError | TimeoutError)
+    return isinstance(error, OSError)
 
 
 OPTIONS: dict[str, Any] = {

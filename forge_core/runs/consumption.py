@@ -67,7 +67,7 @@ def load_step(ctx: RunContext, batch: int) -> StepData:
 def load_committed(ctx: RunContext, entry: dict[str, Any]) -> StepData:
     """The batch of a committed step, as it was trained: fates come from its ``training`` table."""
     data = _load(ctx, entry["batch"], entry["shards"])
-    name = f"{entry['training']}/{TRAINING_FILE}"
+    name = f"{entry['training']}{TRAINING_FILE}"
     rows = from_parquet(ctx.store.open_published(entry["training"]).read(TRAINING_FILE), TRAINING, name)
     data.fates = [Fate(**row) for row in rows]
     return data

@@ -25,7 +25,8 @@ from forge_core.generation.base import Generator
 from forge_core.rewards.actor import RewardActor
 from forge_core.runs.planning import make_plan, shard_count
 from forge_core.runs.record import RunRecord, RunRef, load_run
-from forge_core.store import Ledger, Store, digest, layout, open_store, put_plan
+from forge_core.store import Ledger, Store, digest, layout, open_store
+from forge_core.store.plans import put_plan
 from forge_core.stop import StopToken
 
 _contexts: dict[RunRef, RunContext] = {}

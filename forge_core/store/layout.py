@@ -1,0 +1,93 @@
+"""Where everything lies below the store root. This layout is public and stable.
+
+Numbers are zero-padded to eight digits. A function whose name stands for an object returns a prefix that ends in '/';
+the others return keys. ``attempt`` names one try of a training step: tries never share a prefix.
+"""
+
+from __future__ import annotations
+
+
+def number(value: int) -> str:
+    """``12`` -> ``00000012``."""
+    if value < 0:
+        raise ValueError(f"batches, rounds, shards and versions count from 0, got {value}")
+    return f"{value:08d}"
+
+
+def run(run_id: str) -> str:
+    """Everything of a run."""
+    return f"runs/{run_id}/"
+
+
+def run_json(run_id: str) -> str:
+    """Resolved configuration, code version, time of creation."""
+    return f"{run(run_id)}run.json"
+
+
+def plan(run_id: str, batch: int, round: int) -> str:
+    """What a batch is made of."""
+    return f"{run(run_id)}plans/{number(batch)}/{number(round)}.json"
+
+
+def episodes(run_id: str, batch: int, round: int, shard: int) -> str:
+    """Rollout output of one shard."""
+    return _shard(run_id, "episodes", batch, round, shard)
+
+
+def rewards(run_id: str, batch: int, round: int, shard: int) -> str:
+    """Scores of one shard."""
+    return _shard(run_id, "rewards", batch, round, shard)
+
+
+def reference(run_id: str, batch: int, round: int, shard: int) -> str:
+    """Reference log-probabilities of one shard."""
+    return _shard(run_id, "reference", batch, round, shard)
+
+
+def training(run_id: str, batch: int, attempt: str) -> str:
+    """The fate of every episode of a batch."""
+    return f"{run(run_id)}training/{number(batch)}-{attempt}/"
+
+
+def weights(run_id: str, version: int, attempt: str) -> str:
+    """A policy in Hugging Face format."""
+    return f"{run(run_id)}weights/{number(version)}-{attempt}/"
+
+
+def ledger(run_id: str, batch: int) -> str:
+    """The commit of training step ``batch``, which makes version ``batch + 1``."""
+    return f"{run(run_id)}ledger/{number(batch)}.json"
+
+
+def ledger_init(run_id: str) -> str:
+    """The commit of version 0."""
+    return f"{run(run_id)}ledger/init.json"
+
+
+def checkpoint(run_id: str, batch: int, attempt: str) -> str:
+    """The trainer's state after step ``batch``."""
+    return f"{run(run_id)}checkpoints/{number(batch)}-{attempt}/"
+
+
+def stop(run_id: str, n: int) -> str:
+    """The ``n``-th stop request."""
+    return f"{run(run_id)}control/stop-{number(n)}.json"
+
+
+def config_change(run_id: str, n: int) -> str:
+    """The ``n``-th change of configuration or code that a resume was allowed."""
+    return f"{run(run_id)}control/config-{number(n)}.json"
+
+
+def evaluation(run_id: str, version: int) -> str:
+    """Episodes and scores of one evaluated version."""
+    return f"{run(run_id)}evaluations/{number(version)}/"
+
+
+def tombstone(run_id: str, name: str) -> str:
+    """When a collector first saw that nothing reaches an object."""
+    return f"{run(run_id)}gc/{name}.json"
+
+
+def _shard(run_id: str, kind: str, batch: int, round: int, shard: int) -> str:
+    return f"{run(run_id)}{kind}/{number(batch)}/{number(round)}-{number(shard)}/"
