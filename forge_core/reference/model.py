@@ -23,7 +23,7 @@ from forge_core.training.packing import Sample, pack
 
 class ReferenceModel:
     """``model_dir``: a Hugging Face folder. ``token_budget``: positions of one forward pass. ``seq_len``: longest
-    prompt plus response, in tokens. ``threads``: CPU threads of the calling thread, set in ``setup`` (None: left alone)."""
+    prompt plus response, in tokens. ``threads``: CPU threads of the calling thread, set in ``setup``."""
 
     def __init__(
         self,

@@ -59,8 +59,8 @@ def _random_state() -> dict[str, Tensor]:
 
 def _check_same(folder: Path, wanted: dict[str, Tensor]) -> None:
     stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    different = set(stored) ^ set(wanted)
-    different |= {name for name in set(stored) & set(wanted) if tuple(stored[name].size) != tuple(wanted[name].shape)}
+    shapes = {name: getattr(metadata, "size", None) for name, metadata in stored.items()}
+    different = {name for name in shapes | wanted if name not in wanted or shapes.get(name) != wanted[name].shape}
     if different:
         names = ", ".join(sorted(different)[:5])
         raise ValueError(

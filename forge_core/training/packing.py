@@ -106,7 +106,7 @@ def _build(samples: Sequence[Sample], rows: list[list[int]], row_len: int, budge
     places = np.repeat(starts, lengths) + within
 
     def column(values: Iterable | np.ndarray, fill: float, dtype: type) -> torch.Tensor:
-        flat = np.full(height * row_len, fill, dtype=dtype)
+        flat: np.ndarray = np.full(height * row_len, fill, dtype=dtype)
         flat[places] = values if isinstance(values, np.ndarray) else np.fromiter(values, dtype, len(places))
         return torch.from_numpy(flat.reshape(height, row_len))
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 def to_device(batch: TextTrainBatch, device: torch.device) -> TextTrainBatch:
     """The batch with every tensor on ``device``."""
-    tensors = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    return TextTrainBatch(**{name: None if t is None else t.to(device) for name, t in tensors.items()})
+    tensors = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    return dataclasses.replace(batch, **{name: t.to(device) for name, t in tensors.items() if t is not None})
 
 
 def logits(model: PolicyModel, batch: TextTrainBatch, dtype: torch.dtype) -> Tensor:

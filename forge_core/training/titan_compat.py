@@ -34,7 +34,7 @@ def _prepare_import() -> None:
     if not torch.cuda.is_available():  # torchtitan falls back to "cuda", which breaks meshes on a CPU
         titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
     if not hasattr(fsdp, "DataParallelMeshDims"):  # torch 2.11: named at import, used by backends we do not use
-        fsdp.DataParallelMeshDims = type("DataParallelMeshDims", (), {})
+        setattr(fsdp, "DataParallelMeshDims", type("DataParallelMeshDims", (), {}))  # noqa: B010 (a type to mypy)
     if importlib.util.find_spec("triton") is None:  # only this expert-parallel dispatcher imports it, at import
         name = "torchtitan.distributed.minimal_async_ep"
         absent = types.ModuleType(name)

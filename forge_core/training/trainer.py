@@ -185,7 +185,7 @@ class TitanTrainer:
         digest = hashlib.sha256()
         for name, parameter in sorted(self._ready()[0].named_parameters()):
             digest.update(name.encode())
-            digest.update(hf_io.full_tensor(parameter).float().cpu().contiguous().numpy())
+            digest.update(hf_io.full_tensor(parameter).float().cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
     def get_config(self) -> dict[str, Any]:
@@ -196,7 +196,11 @@ class TitanTrainer:
     def get_status(self) -> dict[str, Any]:
         """Where the trainer stands: ``ready``, ``step``, the next step's ``learning_rate``, ``has_gradients`` and, once
         ready, the number of ``parameters``."""
-        status = {"ready": self._model is not None, "step": self.step, "has_gradients": self._has_gradients}
+        status: dict[str, Any] = {
+            "ready": self._model is not None,
+            "step": self.step,
+            "has_gradients": self._has_gradients,
+        }
         status["learning_rate"] = learning_rate(self.step, self.settings)
         if self._model is not None:
             status["parameters"] = sum(p.numel() for p in self._model.parameters())
