@@ -1,0 +1,62 @@
+"""What a storage service must do for the store; ``local``, ``s3`` and ``memory`` implement it.
+
+A path is a key that ``check_key`` accepted, below the root of the backend. Every backend guarantees:
+- ``create``: of any number of concurrent writers of one path exactly one gets True, and readers see its whole body or
+  nothing. ``nonce`` is unique to the call: a writer whose reply was lost still learns that it won.
+- ``write``: replaces whole or not at all; only called with names that hold the digest of their content.
+- ``read`` and ``download`` raise ``NotFound``; ``delete`` of a missing path does nothing; ``list`` gives the paths
+  below a folder ("" is the root) and is never cached.
+- Failures of the service are ``StoreError``s that name the path and the remedy; passing ones are tried again first.
+- Everything may be called from many threads at once.
+"""
+
+from __future__ import annotations
+
+import builtins
+from pathlib import Path
+from typing import Protocol
+
+from forge_core.store.errors import StoreError
+
+PUT_NEW_LIMIT = 8 * 1024 * 1024  # bytes; from there on S3 clients upload in parts, which no server creates atomically
+
+
+class Backend(Protocol):
+    """``longest_poll_s`` is the longest pause, in seconds, of a sensor that waits for an object."""
+
+    uri: str
+    longest_poll_s: float
+
+    def create(self, path: str, body: bytes, nonce: str) -> bool: ...
+    def write(self, path: str, data: bytes | Path) -> None: ...
+    def read(self, path: str) -> bytes: ...
+    def download(self, path: str, target: Path) -> None: ...
+    def exists(self, path: str) -> bool: ...
+    def list(self, folder: str) -> builtins.list[str]: ...
+    def delete(self, path: str) -> None: ...
+    def cache_root(self) -> Path: ...
+
+
+def check_key(key: str) -> str:
+    """Return ``key`` when it names something below the store root; StoreError otherwise."""
+    parts = key.split("/")
+    if any(part in ("", ".", "..") for part in parts) or key[0] in ".~" or "\\" in key or not key.isprintable():
+        raise StoreError(
+            f"{key!r} is not a key: write it relative to the store root, as names joined by '/', without empty parts, "
+            "'..', backslashes, control characters or a dot at its beginning"
+        )
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Return ``prefix`` with exactly one '/' at its end; StoreError when it leaves the store root."""
+    return check_key(prefix.removesuffix("/")) + "/"
+
+
+def check_body(key: str, body: bytes) -> bytes:
+    """Return ``body`` when every backend can create it atomically; StoreError otherwise."""
+    if not 0 < len(body) < PUT_NEW_LIMIT:
+        raise StoreError(
+            f"{key}: put_new takes 1 to {PUT_NEW_LIMIT - 1} bytes, got {len(body)}: publish larger data as files"
+        )
+    return body

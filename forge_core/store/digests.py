@@ -1,0 +1,38 @@
+"""Digests: the sha256, in hexadecimal, of bytes, files and JSON values.
+
+``digest`` is a function of the value alone: keys are sorted, nothing depends on the machine or the time, and a value
+that JSON cannot hold (NaN, bytes, sets) is a ``TypeError`` or ``ValueError`` instead of an unstable digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+SHORT = 12  # hexadecimal digits of a digest that a file name carries
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one JSON text of ``value``: sorted keys, no spaces, UTF-8."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
+
+
+def digest(value: Any) -> str:
+    """sha256 of the canonical JSON of ``value``."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def data_digest(data: bytes | Path) -> tuple[str, int]:
+    """sha256 and size in bytes of ``data`` (a Path: of the file's content, read in pieces)."""
+    if isinstance(data, Path):
+        with data.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
+    return hashlib.sha256(data).hexdigest(), len(data)
+
+
+def content_digest(file_digests: dict[str, str]) -> str:
+    """Digest of an object made of named files: over (name, sha256 of the file) in name order."""
+    return digest(sorted(file_digests.items()))

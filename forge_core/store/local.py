@@ -1,0 +1,169 @@
+"""The store on a local or network disk (``file://``).
+
+- ``create`` links a complete, synced temporary file to its name: the link either makes the name or fails.
+- ``write`` renames a complete, synced temporary file over the name.
+- Stored files are read-only: they may have further hard links in local caches.
+- Temporary files live in ``.tmp`` and caches in ``.cache`` below the root; no key begins with a dot.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from forge_core.store.errors import NotFound, StoreError
+
+T = TypeVar("T")
+_COPY_PIECE = 4 * 1024 * 1024  # bytes
+_STALE_S = 86_400.0  # a temporary file untouched for a day belongs to a process that was killed
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
+_MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+class LocalBackend:
+    longest_poll_s = 0.5
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(os.path.abspath(root))
+        self.uri = f"file://{self.root}"
+        self._remove_stale()
+
+    def create(self, path: str, body: bytes, nonce: str) -> bool:
+        with self._writing(path), self._temporary(body, nonce) as temporary:
+            created = self._place(path, lambda target: _link(temporary, target))
+            if created:
+                _sync_folder((self.root / path).parent)
+            return created
+
+    def write(self, path: str, data: bytes | Path) -> None:
+        with self._writing(path), self._temporary(data, uuid.uuid4().hex) as temporary:
+            self._place(path, lambda target: os.replace(temporary, target))
+
+    def read(self, path: str) -> bytes:
+        with self._reading(path):
+            return (self.root / path).read_bytes()
+
+    def download(self, path: str, target: Path) -> None:
+        """A hard link where it is possible: it takes no space, and outlives the deletion of the object."""
+        with self._reading(path):
+            try:
+                os.link(self.root / path, target)
+            except OSError as error:
+                if error.errno not in _NO_LINK:
+                    raise
+                shutil.copyfile(self.root / path, target)
+
+    def exists(self, path: str) -> bool:
+        with self._reading(path):
+            return (self.root / path).is_file()
+
+    def list(self, folder: str) -> builtins.list[str]:
+        found: list[str] = []
+        for parent, folders, names in os.walk(self.root / folder):
+            if not folder and Path(parent) == self.root:
+                folders[:] = [name for name in folders if not name.startswith(".")]
+            found.extend(Path(parent, name).relative_to(self.root).as_posix() for name in names)
+        return sorted(found)
+
+    def delete(self, path: str) -> None:
+        with self._writing(path):
+            (self.root / path).unlink(missing_ok=True)
+        _remove_empty(self.root, (self.root / path).parent)
+
+    def cache_root(self) -> Path:
+        """On the disk of the store, so that cached files can be hard links."""
+        return self.root / ".cache"
+
+    def _place(self, path: str, place: Callable[[Path], T]) -> T:
+        """Make the folder of ``path`` and put a file there; again if a concurrent delete removed the empty folder."""
+        target = self.root / path
+        for _ in range(20):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                return place(target)
+            except FileNotFoundError:
+                continue
+        raise StoreError(f"{path}: another process keeps removing {target.parent}")
+
+    @contextmanager
+    def _temporary(self, data: bytes | Path, nonce: str) -> Iterator[Path]:
+        """A complete and synced file that nobody else knows."""
+        folder = self.root / ".tmp"
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / nonce
+        try:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444), "wb") as file:
+                if isinstance(data, Path):
+                    with data.open("rb") as source:
+                        shutil.copyfileobj(source, file, _COPY_PIECE)
+                else:
+                    file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _remove_stale(self) -> None:
+        folder = self.root / ".tmp"
+        for entry in os.scandir(folder) if folder.is_dir() else ():
+            if time.time() - entry.stat().st_mtime > _STALE_S:
+                Path(entry.path).unlink(missing_ok=True)
+
+    @contextmanager
+    def _reading(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except _MISSING as error:
+            raise NotFound(self.uri, path) from error
+        except OSError as error:
+            raise self._error(path, error) from error
+
+    @contextmanager
+    def _writing(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._error(path, error) from error
+
+    def _error(self, path: str, error: OSError) -> StoreError:
+        if error.errno == errno.ENOSPC:
+            remedy = "free some space, or set store=... to a folder on another disk"
+        else:
+            remedy = f"make {self.root} a folder that you may write to and that knows hard links, or set store=..."
+        return StoreError(f"{path} in the store {self.uri}: {error.strerror} ({error.filename}): {remedy}")
+
+
+def _link(source: Path, target: Path) -> bool:
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        # A network file system may make the link and lose the reply; then both names are one file.
+        return os.path.samefile(source, target)
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _remove_empty(root: Path, folder: Path) -> None:
+    """Remove ``folder`` and its parents up to the root as long as they are empty."""
+    while folder != root:
+        try:
+            folder.rmdir()
+        except OSError:
+            return  # not empty or gone: it may stay
+        folder = folder.parent

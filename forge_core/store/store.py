@@ -1,0 +1,273 @@
+"""The object store: everything a run produces, as immutable objects, behind four verbs.
+
+- ``put_new`` creates or fails: exactly one of any number of racing writers wins.
+- ``publish`` writes files under names that hold their digest, then the manifest by ``put_new``: the first manifest
+  wins, the loser adopts it, writers never touch each other's files. No manifest, no object.
+- ``open_published`` reads through the manifest and checks digests: nothing torn or corrupted is ever returned.
+- ``wait_for`` waits for a key with back-off, a deadline and a stop token.
+
+A store object may be used from any number of threads. Keys are relative to the root and cannot leave it. JSON bodies
+carry the nonce of their writer, so no two are equal and none is empty; readers do not see it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from forge_core.store.backend import Backend, check_body, check_key, check_prefix
+from forge_core.store.cache import local_cache
+from forge_core.store.digests import canonical_json, content_digest, data_digest
+from forge_core.store.errors import CorruptObject, IdentityError, NotFound, StoreError
+from forge_core.store.local import LocalBackend
+from forge_core.store.manifest import MANIFEST, File, Manifest, stored_name
+
+FIRST_POLL_S = 0.02
+Data = TypeVar("Data", bytes, Path)
+_PROBED: set[str] = set()
+_PROBE_LOCK = threading.Lock()
+
+
+class Stop(Protocol):
+    """What the store needs of a stop token (``forge_core.stop.StopToken``)."""
+
+    def check(self) -> None: ...
+    def wait(self, timeout: float) -> bool: ...
+
+
+def open_store(uri: str) -> Store:
+    """The store at ``uri``: a folder, ``file:///folder``, ``s3://bucket/prefix`` or ``memory://name``.
+
+    The first use of a root in a process writes an object twice, and refuses a store that lets the second one through.
+    StoreError names the store and the remedy: wrong credentials, missing bucket, unwritable folder, unknown scheme.
+    """
+    store = Store(_backend(uri))
+    with _PROBE_LOCK:
+        if store.uri not in _PROBED:
+            store.probe()
+            _PROBED.add(store.uri)
+    return store
+
+
+def _backend(uri: str) -> Backend:
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return LocalBackend(Path(uri).expanduser())
+    if scheme == "file":
+        if not rest.startswith("/"):
+            raise StoreError(f"store {uri!r}: write file:// and an absolute path, such as file:///data/forge")
+        return LocalBackend(Path(rest))
+    bucket, _, prefix = rest.strip("/").partition("/")
+    if scheme not in ("s3", "memory") or not bucket:
+        raise StoreError(f"store {uri!r}: use a folder, file:///folder, s3://bucket/prefix or memory://name")
+    if prefix:
+        check_key(prefix)
+    if scheme == "s3":
+        from forge_core.store.s3 import S3Backend
+
+        return S3Backend(bucket, prefix)
+    from forge_core.store.memory import MemoryBackend
+
+    return MemoryBackend(rest.strip("/"))
+
+
+class Store:
+    """See the module. ``uri`` is the root, in full."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.uri = backend.uri
+
+    def put_new(self, key: str, data: bytes) -> bool:
+        """Create ``key`` with ``data`` (1 byte to under 8 MiB). True: this call created it. False: it was there."""
+        return self._backend.create(check_key(key), check_body(key, data), uuid.uuid4().hex)
+
+    def put_new_json(self, key: str, value: Mapping[str, Any]) -> bool:
+        """``put_new`` of a JSON object. ``nonce`` is a reserved key. Raises StoreError when JSON cannot hold it."""
+        if "nonce" in value:
+            raise StoreError(f"{key}: the key 'nonce' is the store's own: use another name")
+        nonce = uuid.uuid4().hex
+        try:
+            body = canonical_json({**value, "nonce": nonce})
+        except (TypeError, ValueError) as error:
+            raise StoreError(f"{key}: not a JSON value: {error}") from error
+        return self._backend.create(check_key(key), check_body(key, body), nonce)
+
+    def read(self, key: str) -> bytes:
+        """The bytes of ``key``. Raises NotFound."""
+        return self._backend.read(check_key(key))
+
+    def read_json(self, key: str) -> dict[str, Any]:
+        """What ``put_new_json`` wrote. Raises NotFound, and CorruptObject when it is not a JSON object."""
+        try:
+            value = json.loads(self.read(key))
+        except ValueError as error:
+            raise CorruptObject(f"{key} in the store {self.uri} is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise CorruptObject(f"{key} in the store {self.uri} is not a JSON object")
+        value.pop("nonce", None)
+        return value
+
+    def exists(self, key: str) -> bool:
+        """Whether ``key`` exists now (never answered from a cache)."""
+        return self._backend.exists(check_key(key))
+
+    def list(self, prefix: str) -> builtins.list[str]:
+        """All keys below the folder ``prefix`` ("" is the root), sorted. For people and collectors: versions are found
+        through the ledger, never by listing."""
+        folder = check_prefix(prefix) if prefix else ""
+        return [key for key in self._backend.list(folder.removesuffix("/")) if key.startswith(folder)]
+
+    def delete(self, key: str) -> None:
+        """Delete ``key``; nothing happens when it does not exist."""
+        self._backend.delete(check_key(key))
+
+    def publish(
+        self,
+        prefix: str,
+        files: Mapping[str, bytes | Path],
+        *,
+        request: str,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> Manifest:
+        """Publish ``files`` (plain name -> content) as the object ``prefix``.
+
+        Returns the manifest that holds: this call's, or that of the writer that was first, whose files may differ.
+        Raises IdentityError when the first writer's ``request`` was another one.
+        """
+        prefix = check_prefix(prefix)
+        if self.published(prefix):
+            return self._manifest(prefix, request)
+        written = tuple(self._write_file(prefix, name, data) for name, data in sorted(files.items()))
+        content = content_digest({file.name: file.sha256 for file in written})
+        manifest = Manifest(prefix, request, content, written, dict(provenance or {}))
+        if self.put_new_json(prefix + MANIFEST, manifest.to_json()):
+            return manifest
+        return self._manifest(prefix, request)
+
+    def open_published(self, prefix: str, *, request: str | None = None) -> Published:
+        """The object ``prefix``. Raises NotFound when nothing is published there, IdentityError when it was made for
+        another ``request``, CorruptObject when its manifest is unreadable."""
+        return Published(self._backend, self._manifest(check_prefix(prefix), request))
+
+    def published(self, prefix: str) -> bool:
+        """Whether the object ``prefix`` is complete."""
+        return self.exists(check_prefix(prefix) + MANIFEST)
+
+    def wait_for(self, key: str, *, timeout_s: float, stop: Stop | None = None) -> None:
+        """Return when ``key`` exists. Raises TimeoutError after ``timeout_s`` seconds, Stopped when ``stop`` is set."""
+        deadline, pause = time.monotonic() + timeout_s, FIRST_POLL_S
+        while not self.exists(key):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"{key} did not appear in the store {self.uri} within {timeout_s:g} s")
+            _sleep(min(pause, left), stop)
+            pause = min(pause * 1.5, self._backend.longest_poll_s)
+
+    def local_dir(self, prefix: str) -> Path:
+        """A folder with the files of the object ``prefix`` under their plain names, digests checked. Read only.
+
+        It belongs to this process: the few folders asked for last stay, all go when the process ends.
+        """
+        published = self.open_published(prefix)
+        return local_cache(self._backend.cache_root()).folder(
+            self.uri + published.manifest.prefix + published.manifest.content, published.copy_to
+        )
+
+    def probe(self) -> None:
+        """Raise StoreError unless the store can be read and written, and refuses to create what exists."""
+        key = f"probe/{uuid.uuid4().hex}"
+        if self.exists(key) or not self.put_new(key, b"first"):
+            raise StoreError(f"the store {self.uri} says that {key} exists, which nobody wrote: check the server")
+        second = self.put_new(key, b"second")
+        self.delete(key)
+        if second:
+            raise StoreError(
+                f"the store {self.uri} overwrote an object that it was asked to create: its server ignores "
+                "If-None-Match: use one that enforces conditional PUT"
+            )
+
+    def _write_file(self, prefix: str, name: str, data: bytes | Path) -> File:
+        sha256, size = data_digest(data)
+        key = prefix + stored_name(check_key(name), sha256)
+        self._backend.write(check_key(key), data)
+        return File(name, key, size, sha256)
+
+    def _manifest(self, prefix: str, request: str | None) -> Manifest:
+        key = prefix + MANIFEST
+        try:
+            value = self.read_json(key)
+        except NotFound as error:
+            raise NotFound(self.uri, key, "nothing is published under this prefix") from error
+        try:
+            manifest = Manifest.from_json(value)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptObject(f"{key} in the store {self.uri} is not a manifest: {error!r}") from error
+        if request is not None and manifest.request != request:
+            raise IdentityError(
+                f"{prefix} in the store {self.uri} was made for another request ({manifest.request}, not {request}): "
+                "its inputs or settings differ; use another run.id, or the inputs and settings that it was made with"
+            )
+        return manifest
+
+
+class Published:
+    """A published object: its manifest, and its files by their plain names."""
+
+    def __init__(self, backend: Backend, manifest: Manifest) -> None:
+        self._backend = backend
+        self.manifest = manifest
+
+    @property
+    def files(self) -> list[str]:
+        return [file.name for file in self.manifest.files]
+
+    def read(self, name: str) -> bytes:
+        """The content of the file ``name``. Raises KeyError, and CorruptObject when it is not what was published."""
+        file = self.manifest.file(name)
+        with self._listed(file):
+            data = self._backend.read(file.key)
+        return self._checked(file, data)
+
+    def copy_to(self, folder: Path) -> None:
+        """Put all files into ``folder`` (as hard links where possible), digests checked. Raises CorruptObject."""
+        for file in self.manifest.files:
+            target = folder / file.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with self._listed(file):
+                self._backend.download(file.key, target)
+            self._checked(file, target)
+
+    def _checked(self, file: File, data: Data) -> Data:
+        sha256, size = data_digest(data)
+        if (sha256, size) != (file.sha256, file.size):
+            raise CorruptObject(
+                f"{file.key} in the store {self._backend.uri} is damaged: it has {size} bytes with sha256 {sha256}, "
+                f"its manifest says {file.size} and {file.sha256}: restore it, or delete {self.manifest.prefix}"
+                f"{MANIFEST} to have it made again"
+            )
+        return data
+
+    @contextmanager
+    def _listed(self, file: File) -> Iterator[None]:
+        try:
+            yield
+        except NotFound as error:
+            raise CorruptObject(
+                f"{file.key} in the store {self._backend.uri} is missing although the manifest of "
+                f"{self.manifest.prefix} lists it: restore it, or delete that manifest to have it made again"
+            ) from error
+
+
+def _sleep(seconds: float, stop: Stop | None) -> None:
+    if stop is None:
+        time.sleep(seconds)
+    elif stop.wait(seconds):
+        stop.check()
