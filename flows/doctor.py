@@ -46,8 +46,16 @@ class Check:
 
 def report(store: str | None = None, home: Path | None = None) -> list[Check]:
     """Check this machine; with ``store`` (a URI) also whether that store can be used."""
-    checks = [_python(), *(_package(name) for name in ESSENTIAL), _device(), _processor()]
-    checks += [_staleness(), _vllm(), _sandbox(), _home(home), _disk("disk of the Forge home", forge_home(home))]
+    checks = [
+        *_installation(),
+        _device(),
+        _processor(),
+        _staleness(),
+        _vllm(),
+        _sandbox(),
+        _home(home),
+        _disk("disk of the Forge home", forge_home(home)),
+    ]
     if store is not None:
         checks.append(_store(store))
         if "://" not in store or store.startswith("file://"):
@@ -60,10 +68,17 @@ def healthy(checks: Sequence[Check]) -> bool:
     return all(check.ok for check in checks if check.essential)
 
 
-def _python() -> Check:
-    found, wanted = platform.python_version(), metadata(DISTRIBUTION)["Requires-Python"]
+def _installation() -> list[Check]:
+    """Python and the essential packages, against what Forge's own metadata asks for."""
+    try:
+        forge = metadata(DISTRIBUTION)
+    except PackageNotFoundError:
+        remedy = "run `pip install -e .` in the source tree"
+        return [Check(DISTRIBUTION, False, "not installed: run from a bare source tree", remedy, essential=True)]
+    found, wanted = platform.python_version(), forge["Requires-Python"]
     ok = SpecifierSet(wanted).contains(found, prereleases=True)
-    return Check("python", ok, f"{found} ({sys.executable})", "" if ok else f"use Python {wanted}", essential=True)
+    python = Check("python", ok, f"{found} ({sys.executable})", "" if ok else f"use Python {wanted}", essential=True)
+    return [Check(DISTRIBUTION, True, forge["Version"], essential=True), python, *(_package(n) for n in ESSENTIAL)]
 
 
 def _package(name: str) -> Check:

@@ -27,6 +27,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -294,7 +295,7 @@ def prepare_home(home: Path) -> None:
     """Create the folder; raises :class:`ServerError` when it cannot be written."""
     try:
         home.mkdir(parents=True, exist_ok=True)
-        (home / ".writable").write_text("")
+        tempfile.TemporaryFile(dir=home).close()
     except OSError as error:
         raise ServerError(
             f"the Forge home {home} cannot be written ({error}): set FORGE_HOME to another folder"

@@ -39,17 +39,19 @@ class _Call:
     stop: StopToken | None = field(compare=False)
     future: Future[Any] = field(compare=False, default_factory=Future)
 
-    def execute(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            if self.stop is not None:
-                self.stop.check()
-            result = self.run()
-        except BaseException as error:  # belongs to the caller, whatever it is; this thread goes on
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(result)
+
+def _execute(call: _Call) -> None:
+    if not call.future.set_running_or_notify_cancel():
+        return
+    try:
+        if call.stop is not None:
+            call.stop.check()
+        result = call.run()
+    except BaseException as error:  # belongs to the caller, whatever it is; this thread goes on
+        call.future.set_exception(error)
+        del call  # this frame is in the error's traceback: the cycle would keep the call's arguments alive
+    else:
+        call.future.set_result(result)
 
 
 class EngineThread:
@@ -114,7 +116,7 @@ class EngineThread:
                 if self._closed:
                     return
                 call = heapq.heappop(self._calls)
-            call.execute()
+            _execute(call)
             del call  # an idle engine must not hold the arguments and result of its last call
 
 

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from forge_core.observability.progress import ProgressDisplay, closing_table, reward_curve_png, spread
+from tests.runtime.entries import entry, learning_run
+
+
+def console(terminal: bool, width: int = 160) -> tuple[Console, io.StringIO]:
+    text = io.StringIO()
+    return Console(file=text, force_terminal=terminal, width=width, color_system=None), text
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_without_a_terminal_each_step_is_one_plain_line_with_speed_and_time_left() -> None:
+    out, text = console(terminal=False)
+    clock = Clock()
+    with ProgressDisplay(10, console=out, clock=clock) as display:
+        for e in learning_run(3):
+            clock.now += 2.0
+            display.update(e)
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[2] == "step 3/10  reward 0.095  eval 0.020  staleness 1  2,048 tokens/s  left 0:14"
+    assert "\x1b" not in text.getvalue()
+
+
+def test_a_resumed_run_counts_from_where_it_is() -> None:
+    out, text = console(terminal=False)
+    clock = Clock()
+    with ProgressDisplay(100, done=90, console=out, clock=clock) as display:
+        clock.now += 60.0
+        display.update(entry(90))
+    assert text.getvalue().startswith("step 91/100  reward -  eval -  staleness 1  68 tokens/s  left 9:00")
+
+
+def test_a_terminal_gets_one_live_display_with_the_newest_step() -> None:
+    out, text = console(terminal=True)
+    clock = Clock()
+    with ProgressDisplay(3, console=out, clock=clock) as display:
+        for e in learning_run(3):
+            clock.now += 1.0
+            display.update(e)
+        display.note("a note above the bar")
+    shown = text.getvalue()
+    assert "step 3/3" in shown
+    assert "reward 0.095" in shown
+    assert "a note above the bar" in shown
+
+
+def test_the_table_shows_first_and_last_step_and_the_totals() -> None:
+    out, text = console(terminal=False)
+    out.print(closing_table(learning_run(60)))
+    shown = text.getvalue()
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
+    assert len(rows) == 12
+    assert rows[0][:5] == ["1", "0.000", "0.020", "0", "60/64"]
+    assert rows[-1] == ["60", "0.948", "-", "1", "60/64", "4,096", "0.010", "2.0e-05", "1.100", "0.400", "1.50"]
+    assert "60 steps, 245,760 tokens, oldest episode 1 steps behind, 2:00" in shown
+
+
+def test_a_run_without_a_step_has_a_table_that_says_so() -> None:
+    out, text = console(terminal=False)
+    out.print(closing_table([]))
+    assert "no training step was committed" in text.getvalue()
+
+
+def test_spreading_keeps_order_ends_and_number() -> None:
+    entries = learning_run(100)
+    picked = [e["batch"] for e in spread(entries, 12)]
+    assert len(picked) == 12
+    assert picked == sorted(set(picked))
+    assert (picked[0], picked[-1]) == (0, 99)
+    assert spread(entries[:5], 12) == entries[:5]
+
+
+def test_the_reward_curve_is_an_image_with_both_curves(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    reward_curve_png(learning_run(60), tmp_path / "curve.png")
+    image = imread(tmp_path / "curve.png")[:, :, :3]
+    assert image.shape[0] > 300
+    assert image.shape[1] > 600
+    for colour in ((0x1F, 0x77, 0xB4), (0xFF, 0x7F, 0x0E)):  # tab:blue on white at 80 %, tab:orange
+        distance = np.abs(image * 255 - np.array(colour)).sum(axis=2)
+        assert (distance < 120).sum() > 500
+
+
+def test_the_reward_curve_of_a_run_without_rewards_is_an_empty_plot() -> None:
+    target = io.BytesIO()
+    reward_curve_png([entry(0)], target)
+    assert target.getvalue().startswith(b"\x89PNG")
