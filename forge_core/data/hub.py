@@ -114,9 +114,9 @@ def _errors(path: str, section: DatasetSection, key: str) -> Iterator[None]:
     except (OSError, DatasetsError) as error:
         if local:
             raise DataError(f"{key}.path: could not read the files of {path!r}: {error}") from error
-        refusal = f"the hub answered: {error}" if reachable else "the hub cannot be reached, and it is not in the cache"
+        refusal = f"the hub answered: {error}" if reachable else "the hub cannot be reached and the cache lacks it"
         raise DataError(
-            f"{key}.path: there is no local file or folder {path!r}, and as a hub set {refusal}. Check the spelling, "
+            f"{key}.path: there is no local file or folder {path!r}; as a hub set: {refusal}. Check the spelling, "
             "the network and (for a private or gated set) HF_TOKEN, or download it elsewhere and give its path"
         ) from error
 

@@ -24,7 +24,7 @@ class ObjectPathError(ValueError):
 def load_object(path: str, folder: Path | None = None) -> Any:
     """The object that ``path`` names. Raises ObjectPathError."""
     target, name = split_path(path)
-    module = _import_file(find_file(path, folder)) if target.endswith(".py") else _import_module(target, folder)
+    module = _import_file(path, folder) if target.endswith(".py") else _import_module(path, folder)
     if not hasattr(module, name):
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
         public = sorted(key for key in own if not key.startswith("_"))
@@ -37,7 +37,7 @@ def source_file(path: str, folder: Path | None = None) -> Path:
     target, _ = split_path(path)
     if target.endswith(".py"):
         return find_file(path, folder)
-    origin = getattr(_import_module(target, folder), "__file__", None)
+    origin = getattr(_import_module(path, folder), "__file__", None)
     if origin is None or not origin.endswith(".py"):
         raise ObjectPathError(f"{path}: the module {target} has no Python source file")
     return Path(origin)
@@ -61,16 +61,18 @@ def find_file(path: str, folder: Path | None = None) -> Path:
     raise ObjectPathError(f"{path}: no such file: {' or '.join(str(candidate) for candidate in candidates)}")
 
 
-def _import_module(target: str, folder: Path | None) -> ModuleType:
+def _import_module(path: str, folder: Path | None) -> ModuleType:
+    target, _ = split_path(path)
     for root in (Path.cwd(), folder):
         _search(root)
     try:
         return importlib.import_module(target)
     except Exception as error:  # the user's module may raise anything while it is imported
-        raise ObjectPathError(f"importing {target} failed: {type(error).__name__}: {error}") from error
+        raise ObjectPathError(f"{path}: importing {target} failed: {type(error).__name__}: {error}") from error
 
 
-def _import_file(file: Path) -> ModuleType:
+def _import_file(path: str, folder: Path | None) -> ModuleType:
+    file = find_file(path, folder)
     digest = hashlib.sha256(str(file).encode() + file.read_bytes()).hexdigest()[:12]
     name = f"{file.stem}_{digest}"
     if name in sys.modules:
@@ -85,7 +87,7 @@ def _import_file(file: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:  # as above
         del sys.modules[name]
-        raise ObjectPathError(f"importing {file} failed: {type(error).__name__}: {error}") from error
+        raise ObjectPathError(f"{path}: importing {file} failed: {type(error).__name__}: {error}") from error
     return module
 
 
