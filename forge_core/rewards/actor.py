@@ -19,7 +19,7 @@ from forge_core.rewards.pool import WorkerPool
 from forge_core.rewards.resolve import BUILTINS, RewardError, build
 
 if TYPE_CHECKING:
-    from forge_core.config.run_config import RewardFunction
+    from forge_core.config.run_config import RewardFunction, RewardsSection
     from forge_core.stop import StopToken
 
 
@@ -67,6 +67,11 @@ class RewardActor:
             self._functions = [(spec.name, build(spec)) for spec in self._specs]
         else:
             self._pool = WorkerPool(self._specs, workers, timeout_s)
+
+    @classmethod
+    def from_config(cls, rewards: RewardsSection, folder: Path | None = None) -> RewardActor:
+        """The actor that the ``rewards`` section of a configuration describes."""
+        return cls(rewards.functions, timeout_s=rewards.timeout_s, workers=rewards.workers, folder=folder)
 
     def grade(self, prompt: str, completion: str, metadata: dict[str, Any]) -> float:
         """The reward of one completion. Raises RewardError when grading it fails. Subclasses override this."""
