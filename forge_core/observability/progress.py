@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from rich.console import Console
@@ -28,43 +27,47 @@ WINDOW = 10  # steps over which speed is averaged
 
 
 class ProgressDisplay:
-    """Live progress of ``total`` training steps, ``done`` of which are committed already.
+    """Live progress of run ``run_id`` towards ``total`` training steps.
 
-    A context manager; call :meth:`update` with each committed ledger entry, from one thread.
+    :meth:`start` it with the entries that are committed already, :meth:`update` it with each new one (any thread, one
+    at a time), :meth:`close` it at the end.
     """
 
     def __init__(
         self,
+        run_id: str,
         total: int,
         *,
-        done: int = 0,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total = total
-        self._done = done
+        self._done = 0
         self._clock = clock
         self._console = console or Console()
         self._commits: list[tuple[float, int]] = []
         self._evaluation: float | None = None
         self._bar = Progress(
-            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            TextColumn(f"{run_id}  step {{task.completed:.0f}}/{{task.total:.0f}}", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[status]}"),
             console=self._console,
             auto_refresh=self._console.is_terminal,
         )
-        self._task = self._bar.add_task("train", total=total, completed=done, status="waiting for the first step")
+        self._task = self._bar.add_task("train", total=total, status="waiting for the first step")
 
-    def __enter__(self) -> ProgressDisplay:
-        self._commits.append((self._clock(), 0))
+    def start(self, entries: Sequence[Entry] = ()) -> None:
+        """Begin to measure and, on a terminal, to show; ``entries`` were committed before."""
+        self._done = len(entries)
+        self._commits = [(self._clock(), 0)]
+        for entry in entries:
+            self._evaluation = entry["metrics"].get("eval/reward/mean", self._evaluation)
+        self._bar.update(self._task, completed=self._done)
         if self._console.is_terminal:
             self._bar.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Leave the last state on the screen. Idempotent."""
         if self._console.is_terminal:
             self._bar.stop()
 

@@ -26,10 +26,12 @@ class Clock:
 def test_without_a_terminal_each_step_is_one_plain_line_with_speed_and_time_left() -> None:
     out, text = console(terminal=False)
     clock = Clock()
-    with ProgressDisplay(10, console=out, clock=clock) as display:
-        for e in learning_run(3):
-            clock.now += 2.0
-            display.update(e)
+    display = ProgressDisplay("run-7", 10, console=out, clock=clock)
+    display.start()
+    for e in learning_run(3):
+        clock.now += 2.0
+        display.update(e)
+    display.close()
     lines = text.getvalue().splitlines()
     assert len(lines) == 3
     assert lines[2] == "step 3/10  reward 0.095  eval 0.020  staleness 1  2,048 tokens/s  left 0:14"
@@ -39,22 +41,27 @@ def test_without_a_terminal_each_step_is_one_plain_line_with_speed_and_time_left
 def test_a_resumed_run_counts_from_where_it_is() -> None:
     out, text = console(terminal=False)
     clock = Clock()
-    with ProgressDisplay(100, done=90, console=out, clock=clock) as display:
-        clock.now += 60.0
-        display.update(entry(90))
-    assert text.getvalue().startswith("step 91/100  reward -  eval -  staleness 1  68 tokens/s  left 9:00")
+    display = ProgressDisplay("run-7", 100, console=out, clock=clock)
+    display.start(learning_run(90))
+    clock.now += 60.0
+    display.update(entry(90))
+    display.close()
+    assert text.getvalue().startswith("step 91/100  reward -  eval 1.002  staleness 1  68 tokens/s  left 9:00")
 
 
 def test_a_terminal_gets_one_live_display_with_the_newest_step() -> None:
     out, text = console(terminal=True)
     clock = Clock()
-    with ProgressDisplay(3, console=out, clock=clock) as display:
-        for e in learning_run(3):
-            clock.now += 1.0
-            display.update(e)
-        display.note("a note above the bar")
+    display = ProgressDisplay("run-7", 3, console=out, clock=clock)
+    display.start()
+    for e in learning_run(3):
+        clock.now += 1.0
+        display.update(e)
+    display.note("a note above the bar")
+    display.close()
+    display.close()
     shown = text.getvalue()
-    assert "step 3/3" in shown
+    assert "run-7  step 3/3" in shown
     assert "reward 0.095" in shown
     assert "a note above the bar" in shown
 
