@@ -50,7 +50,11 @@ class HFGenerator:
         self._guard: Callable[[], None] = lambda: None
         self._model: Any = None
         self._thread = EngineThread("generator", threads)
-        self._thread.call(self._load, weights(version), getattr(torch, dtype), device)
+        try:
+            self._thread.call(self._load, weights(version), getattr(torch, dtype), device)
+        except BaseException:
+            self._thread.close()  # nobody else could
+            raise
 
     @property
     def tokenizer(self) -> Any:

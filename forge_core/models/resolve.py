@@ -18,6 +18,7 @@ from forge_core.models.errors import ModelError
 SUPPORTED_ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+HEAD = "lm_head.weight"  # left out of the files when it is the input embedding too
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
 

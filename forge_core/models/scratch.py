@@ -18,7 +18,7 @@ from torch import Tensor
 
 from forge_core.config.run_config import ScratchModel
 from forge_core.models.errors import ModelError
-from forge_core.models.weights import HEAD
+from forge_core.models.resolve import HEAD
 
 PAD, EOS = "<pad>", "<eos>"
 
@@ -116,7 +116,6 @@ def _tokenizer(model: ScratchModel) -> Any:
         tokenizer_object=backend,
         pad_token=PAD,
         eos_token=EOS,
-        padding_side="left",
         model_max_length=model.max_position_embeddings,
         clean_up_tokenization_spaces=False,
     )

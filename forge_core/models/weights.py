@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from forge_core.models.errors import WeightsError
-from forge_core.models.resolve import check_model_folder, model_architecture, weight_files
+from forge_core.models.resolve import HEAD, check_model_folder, model_architecture, weight_files
 
-HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
 
