@@ -1,0 +1,124 @@
+"""Packing: every document whole, once, in a bounded batch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_core.training.packing import Sample, documents, pack, round_up
+
+
+def document(length: int, first: int = 1) -> Sample:
+    tokens = list(range(first, first + length))
+    return Sample(tokens, [True] * length, [0.5] * length, [-float(t) for t in tokens], [-2.0 * t for t in tokens])
+
+
+def read_back(batches: list, index: int) -> dict[str, list]:
+    """The columns of document ``index``, in the order in which they lie in its row."""
+    for batch in batches:
+        here = batch.document_ids == index
+        if here.any():
+            rows = here.any(1).nonzero().flatten().tolist()
+            assert len(rows) == 1, "a document must lie in one row"
+            columns = here[rows[0]].nonzero().flatten()
+            assert columns.tolist() == list(range(int(columns[0]), int(columns[-1]) + 1)), "and without gaps"
+            return {f.name: getattr(batch, f.name)[here].tolist() for f in dataclasses.fields(batch)}
+    raise AssertionError(f"document {index} is missing")
+
+
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=40), st.integers(60, 300))
+@settings(max_examples=60, deadline=None)
+def test_every_document_lies_whole_in_one_row_of_a_batch_within_the_budget(lengths: list[int], budget: int) -> None:
+    given_samples = [document(length, first=10 * i + 1) for i, length in enumerate(lengths)]
+    batches = pack(given_samples, budget, pad_id=0, seq_len=60)
+    for index, sample in enumerate(given_samples):
+        found = read_back(batches, index)
+        assert found["input_ids"] == sample.tokens[:-1]
+        assert found["target_ids"] == sample.tokens[1:]
+        assert found["position_ids"] == list(range(len(sample.tokens) - 1))
+        assert found["generator_logprobs"] == sample.generator_logprobs[1:]
+        assert found["ref_logprobs"] == sample.ref_logprobs[1:]
+        assert found["target_weights"] == sample.weights[1:]
+    positions = sum(int((batch.document_ids >= 0).sum()) for batch in batches)
+    assert positions == sum(length - 1 for length in lengths)
+    assert all(batch.input_ids.numel() <= budget for batch in batches)
+    assert documents(batches) == len(lengths)
+
+
+def test_padding_never_counts() -> None:
+    [batch] = pack([document(9), document(5)], 100, pad_id=77, seq_len=60)
+    padding = batch.document_ids < 0
+    assert padding.any()
+    assert batch.input_ids[padding].unique().tolist() == [77]
+    assert batch.target_mask[padding].sum() == 0
+    assert batch.target_weights[padding].sum() == 0
+
+
+def test_the_first_token_never_counts_because_nothing_predicts_it() -> None:
+    [batch] = pack([document(5)], 100, pad_id=0, seq_len=60)
+    assert batch.target_mask.sum() == 4
+
+
+def test_equal_short_documents_make_one_dense_batch_without_padding() -> None:
+    [batch] = pack([document(14)] * 512, 16384, pad_id=0, seq_len=2048)
+    assert batch.input_ids.shape == (512, 13)
+
+
+def test_short_documents_share_rows_and_far_shorter_ones_get_their_own_batch() -> None:
+    batches = pack([document(101), document(50), document(40), *[document(5)] * 20], 1000, pad_id=0, seq_len=200)
+    assert [tuple(batch.input_ids.shape) for batch in batches] == [(2, 104), (20, 4)]
+    assert sorted(batches[0].document_ids[1].unique().tolist()) == [-1, 1, 2]
+
+
+def test_few_shapes_and_little_padding_over_many_lengths() -> None:
+    shapes = set()
+    for longest in range(513, 1024):
+        [batch] = pack([document(longest)], 16384, pad_id=0, seq_len=2048)
+        shapes.add(tuple(batch.input_ids.shape))
+        assert batch.input_ids.numel() <= 1.125 * (longest - 1)
+    assert len(shapes) == 9
+
+
+def test_equal_samples_give_equal_tensors() -> None:
+    given_samples = [document(length) for length in (30, 7, 7, 19, 30)]
+    first, second = (pack(given_samples, 64, pad_id=0, seq_len=60) for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        for field in dataclasses.fields(a):
+            assert torch.equal(getattr(a, field.name), getattr(b, field.name))
+
+
+def test_log_probabilities_that_no_sample_has_are_left_out() -> None:
+    [batch] = pack([Sample([1, 2, 3], [False, True, True], [0.0, 1.0, 1.0])], 8, pad_id=0, seq_len=4)
+    assert batch.generator_logprobs is None
+    assert batch.ref_logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ([document(61)], "sample 0 has 61 tokens.*seq_len=60"),
+        ([document(5), document(1)], "sample 1 has 1 tokens"),
+        ([document(42)], "sample 0 has 42 tokens, more than token_budget=40"),
+        ([dataclasses.replace(document(5), weights=[1.0])], "one entry for each of its 5 tokens"),
+        (
+            [document(5), dataclasses.replace(document(5), ref_logprobs=None)],
+            "sample 1 and sample 0 differ.*ref_logprobs",
+        ),
+    ],
+)
+def test_samples_that_cannot_be_packed_are_refused_by_number(bad: list[Sample], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack(bad, 40, pad_id=0, seq_len=60)
+
+
+def test_nothing_packs_to_nothing() -> None:
+    assert pack([], 100, pad_id=0, seq_len=10) == []
+
+
+@given(st.integers(1, 10**6))
+def test_round_up_adds_at_most_an_eighth(n: int) -> None:
+    assert n <= round_up(n) <= n * 1.125
