@@ -42,19 +42,15 @@ def apply_overrides(tree: dict[str, Any], overrides: Overrides, problems: list[s
             _apply(tree, key.strip(), _typed(key.strip(), value.strip(), problems), problems)
 
 
-def _answer_flags(overrides: Sequence[str], problems: list[str]) -> list[str]:
-    """The overrides without flags; every flag (with its value, if that is the next word) becomes a problem."""
-    rest, words = [], list(overrides)
-    while words:
-        word = words.pop(0)
-        if not word.startswith("-"):
-            rest.append(word)
-            continue
+def _answer_flags(words: Sequence[str], problems: list[str]) -> list[str]:
+    """The overrides without flags. A flag becomes a problem together with the next lone word, wherever that stands:
+    a command line parser may have moved it."""
+    flags = [word for word in words if word.startswith("-")]
+    lone = [word for word in words if not word.startswith(("-", "~")) and "=" not in word]
+    for word in flags:
         flag, equals, value = word.partition("=")
-        if not equals and words and not words[0].startswith(("-", "~")) and "=" not in words[0]:
-            value = words.pop(0)
-        problems.append(_flag_answer(flag, value))
-    return rest
+        problems.append(_flag_answer(flag, value if equals or not lone else lone.pop(0)))
+    return [word for word in words if word in lone or (not word.startswith("-") and (word[:1] == "~" or "=" in word))]
 
 
 def _flag_answer(flag: str, value: str) -> str:
@@ -67,15 +63,15 @@ def _flag_answer(flag: str, value: str) -> str:
 
 
 def _typed(key: str, text: str, problems: list[str]) -> Any:
+    if is_text_only(key) and text[:1] not in ("'", '"') and text not in ("null", "None", "~", ""):
+        return text
     try:
         value, found = load_yaml(text)
     except yaml.YAMLError as error:
-        if is_text_only(key):
-            return text
         problems.append(f"{key}: the value {text!r} is no YAML ({yaml_mistake(error)}): put it in quotes")
         return None
     problems += [f"{key}.{problem}" for problem in found]
-    return text if is_text_only(key) and value is not None and not isinstance(value, str) else value
+    return value
 
 
 def _apply(tree: dict[str, Any], key: str, value: Any, problems: list[str]) -> None:

@@ -19,7 +19,7 @@ _REFERENCE = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_][A-Za-z0-9_]*)\s*(?:,([
 def resolve_references(value: Any, key: str, problems: list[str]) -> Any:
     """``value`` with its references replaced; what could not be replaced is appended to ``problems``."""
     if isinstance(value, Mapping):
-        return {k: resolve_references(v, f"{key}.{k}" if key else str(k), problems) for k, v in value.items()}
+        return {str(k): resolve_references(v, f"{key}.{k}" if key else str(k), problems) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [resolve_references(v, f"{key}.{i}", problems) for i, v in enumerate(value)]
     if not isinstance(value, str) or "${" not in value:

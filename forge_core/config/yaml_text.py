@@ -50,7 +50,8 @@ def load_yaml(text: str) -> tuple[Any, list[str]]:
         node = loader.get_single_node()
         if node is None:
             return None, []
-        return loader.construct_document(node), _key_problems(node, "", set())
+        problems = _key_problems(node, "", set())  # first: constructing copies merged keys into the nodes
+        return loader.construct_document(node), problems
     finally:
         loader.dispose()
 
