@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest_plugins = ["tests.fixtures_s3"]
+pytest_plugins = ["tests.fixtures_prefect", "tests.fixtures_s3"]
 
 SLOWER_TIERS = ("server", "engine", "soak")
 

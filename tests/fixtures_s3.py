@@ -88,16 +88,8 @@ def _weed() -> str:
 
 
 def _command(folder: Path, port: int) -> list[str]:
-    names = [
-        "master.port",
-        "master.port.grpc",
-        "volume.port",
-        "volume.port.grpc",
-        "filer.port",
-        "filer.port.grpc",
-        "s3.port.grpc",
-    ]
-    ports = [f"-{name}={free}" for name, free in zip(names, _free_ports(len(names)), strict=True)]
+    names = [f"{part}.port{kind}" for part in ("master", "volume", "filer") for kind in ("", ".grpc")]
+    ports = [f"-{name}={free}" for name, free in zip([*names, "s3.port.grpc"], _free_ports(7), strict=True)]
     return [
         *(_weed(), "server", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", *ports),
         *(f"-s3.port={port}", f"-s3.config={folder / 'users.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"),

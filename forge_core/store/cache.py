@@ -61,7 +61,7 @@ class LocalCache:
 
 def _make_home(root: Path) -> Path:
     """A folder of this process below ``root``, after removing those of processes that are gone."""
-    mine = f"forge-{os.getuid()}-"
+    mine = f"forge-cache-{os.getuid()}-"
     root.mkdir(parents=True, exist_ok=True)
     for folder in root.glob(f"{mine}*"):
         if _abandoned(folder):

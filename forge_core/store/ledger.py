@@ -24,27 +24,11 @@ INIT_KEYS = frozenset(
     ("version", "weights", "weights_digest", "state_digest", "model", "started_at", "finished_at", "metrics")
 )
 ENTRY_KEYS = frozenset(
-    [
-        "batch",
-        "version_in",
-        "version_out",
-        "max_age",
-        "episodes",
-        "tokens",
-        "plans",
-        "shards",
-        "training",
-        "weights",
-        "previous",
-        "state_digest",
-        "cursor",
-        "metrics",
-        "started_at",
-        "finished_at",
-        "weights_digest",
-        "training_digest",
-        "attempt",
-    ]
+    (
+        *("batch", "version_in", "version_out", "max_age", "episodes", "tokens", "plans", "shards"),
+        *("training", "training_digest", "weights", "weights_digest", "attempt", "previous", "state_digest"),
+        *("cursor", "metrics", "started_at", "finished_at"),
+    )
 )
 EPISODE_KEYS = frozenset(("planned", "trained", "dropped"))
 SHARD_KEYS = frozenset(("episodes", "rewards", "reference"))

@@ -15,7 +15,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,10 +38,7 @@ class LocalBackend:
 
     def create(self, path: str, body: bytes, nonce: str) -> bool:
         with self._writing(path), self._temporary(body, nonce) as temporary:
-            created = self._place(path, lambda target: _link(temporary, target))
-            if created:
-                _sync_folder((self.root / path).parent)
-            return created
+            return self._place(path, lambda target: _link(temporary, target))
 
     def write(self, path: str, data: bytes | Path) -> None:
         with self._writing(path), self._temporary(data, uuid.uuid4().hex) as temporary:
@@ -83,14 +80,18 @@ class LocalBackend:
         return self.root / ".cache"
 
     def _place(self, path: str, place: Callable[[Path], T]) -> T:
-        """Make the folder of ``path`` and put a file there; again if a concurrent delete removed the empty folder."""
+        """Put a file at ``path``, durably; again when a concurrent delete has removed the new, empty folder."""
         target = self.root / path
         for _ in range(20):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                return place(target)
-            except FileNotFoundError:
-                continue
+            with suppress(FileNotFoundError):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                folder = os.open(target.parent, os.O_RDONLY)
+                try:
+                    result = place(target)
+                    os.fsync(folder)
+                    return result
+                finally:
+                    os.close(folder)
         raise StoreError(f"{path}: another process keeps removing {target.parent}")
 
     @contextmanager
@@ -114,9 +115,11 @@ class LocalBackend:
 
     def _remove_stale(self) -> None:
         folder = self.root / ".tmp"
-        for entry in os.scandir(folder) if folder.is_dir() else ():
-            if time.time() - entry.stat().st_mtime > _STALE_S:
-                Path(entry.path).unlink(missing_ok=True)
+        with self._writing(".tmp"):
+            for name in os.listdir(folder) if folder.is_dir() else ():
+                with suppress(FileNotFoundError):  # its writer, or another process, has just removed it
+                    if time.time() - (folder / name).stat().st_mtime > _STALE_S:
+                        (folder / name).unlink()
 
     @contextmanager
     def _reading(self, path: str) -> Iterator[None]:
@@ -149,14 +152,6 @@ def _link(source: Path, target: Path) -> bool:
         # A network file system may make the link and lose the reply; then both names are one file.
         return os.path.samefile(source, target)
     return True
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _remove_empty(root: Path, folder: Path) -> None:

@@ -44,6 +44,7 @@ _NO_CREDENTIALS = (
     botocore.exceptions.PartialCredentialsError,
     botocore.exceptions.CredentialRetrievalError,
 )
+_FAILURES = (OSError, botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, *S3_RETRYABLE_ERRORS)
 _PASSING_STATUS = (408, 409, 429, 500, 502, 503, 504)
 _CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE)"
 
@@ -129,7 +130,7 @@ class S3Backend:
         for attempt in range(ATTEMPTS):
             try:
                 result = operation()
-            except Exception as error:
+            except _FAILURES as error:
                 if attempt + 1 == ATTEMPTS or not self._passing(error):
                     raise self._translated(path, error) from error
                 time.sleep(FIRST_WAIT_S * 2**attempt * random.uniform(0.5, 1.5))

@@ -18,7 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -184,8 +184,10 @@ class Store:
     def probe(self) -> None:
         """Raise StoreError unless the store can be read and written, and refuses to create what exists."""
         key = f"probe/{uuid.uuid4().hex}"
-        if self.exists(key) or not self.put_new(key, b"first"):
-            raise StoreError(f"the store {self.uri} says that {key} exists, which nobody wrote: check the server")
+        with suppress(NotFound):
+            self.read(key)  # unlike a HEAD, a read tells a missing bucket from a missing object
+        if not self.put_new(key, b"first"):
+            raise StoreError(f"the store {self.uri} says that {key} exists, which nobody wrote: check its server")
         second = self.put_new(key, b"second")
         self.delete(key)
         if second:
