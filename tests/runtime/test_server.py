@@ -1,0 +1,229 @@
+"""The server of a run. Each start costs seconds, so one home is used for several tests, in order of appearance."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from flows.server import ServerError, ServerHandle, ensure_server, forge_home
+
+pytestmark = pytest.mark.server
+
+START = """
+import sys
+from pathlib import Path
+from flows.server import ensure_server
+handle = ensure_server(Path(sys.argv[1]))
+print(handle.url, handle.process.pid if handle.started else 0, flush=True)
+"""
+FLOW = """
+from prefect import flow, task
+@task
+def double(n): return 2 * n
+@flow
+def doubled(): return sum(f.result() for f in [double.submit(n) for n in range(10)])
+assert doubled() == 90
+handle.stop()
+print("stopped", flush=True)
+"""
+WAIT = "sys.stdin.read()"
+SERVE = """
+import sys
+from pathlib import Path
+from flows.server import serve
+serve(Path(sys.argv[1]), 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+def run_script(code: str, home: Path) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "FORGE_HOME"))}
+    command = [sys.executable, "-c", code, str(home)]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def started(script: subprocess.Popen[str]) -> tuple[str, int]:
+    assert script.stdout is not None
+    url, pid = script.stdout.readline().split()
+    return url, int(pid)
+
+
+def answers(url: str) -> bool:
+    try:
+        return urllib.request.urlopen(f"{url}/health", timeout=5).read() == b"true"
+    except OSError:
+        return False
+
+
+def running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def remote_addresses(pid: int) -> set[str]:
+    """Remote ends of the open connections of a process, as /proc writes them."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = os.readlink(descriptor)
+        except OSError:
+            continue
+        inodes.add(target.removeprefix("socket:[").removesuffix("]"))
+    rows = [row.split() for table in ("tcp", "tcp6", "udp", "udp6") for row in net_rows(table)]
+    return {row[2].split(":")[0] for row in rows if row[9] in inodes}
+
+
+def net_rows(table: str) -> list[str]:
+    path = Path(f"/proc/net/{table}")
+    return path.read_text().splitlines()[1:] if path.exists() else []
+
+
+LOOPBACK_OR_LISTENING = {"0100007F", "00000000", "0" * 32, "0000000000000000FFFF00000100007F"}
+
+
+def test_a_run_leaves_its_whole_history_in_the_home(home: Path) -> None:
+    with run_script(START + FLOW, home) as script:
+        url, pid = started(script)
+        assert os.getsid(pid) == pid, "Ctrl-C in the terminal must not reach the server"
+        assert script.stdout is not None
+        assert script.stdout.readline() == "stopped\n"
+    assert script.returncode == 0
+    assert not answers(url)
+    assert not running(pid)
+    with sqlite3.connect(home / "prefect.db") as database:
+        assert database.execute("select state_name from flow_run").fetchall() == [("Completed",)]
+        assert database.execute("select distinct state_name, count(*) from task_run").fetchall() == [("Completed", 10)]
+
+
+def test_two_runs_of_one_home_at_once_have_databases_of_their_own_and_die_by_kill_9_with_their_servers(
+    home: Path,
+) -> None:
+    scripts = [run_script(START + WAIT, home) for _ in range(2)]
+    servers = [started(script) for script in scripts]
+    assert all(answers(url) for url, _ in servers)
+    assert len({url for url, _ in servers}) == 2
+    assert (home / "prefect-1.db").exists()
+    for script in scripts:
+        script.kill()
+    deadline = time.monotonic() + 2
+    while any(running(pid) for _, pid in servers):
+        assert time.monotonic() < deadline, "a server outlived its run"
+        time.sleep(0.02)
+    for script in scripts:
+        script.wait()
+
+
+def test_the_server_that_an_operator_started_is_shared_and_survives_the_runs(home: Path) -> None:
+    operator = run_script(
+        "import sys; from pathlib import Path\nfrom flows.server import serve\nserve(Path(sys.argv[1]), 0)", home
+    )
+    try:
+        wait_for_record(home, operator.pid)
+        with run_script(START, home) as script:
+            url, pid = started(script)
+        assert pid == 0, "the run used the operator's server instead of starting one"
+        assert url == json.loads((home / "server.json").read_text())["url"]
+        assert answers(url)
+    finally:
+        operator.send_signal(signal.SIGINT)
+        operator.wait(20)
+
+
+def wait_for_record(home: Path, pid: int) -> None:
+    record = home / "server.json"
+    deadline = time.monotonic() + 120
+    while not (record.exists() and (r := json.loads(record.read_text()))["pid"] == pid and answers(r["url"])):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_flow_run_calls_nobody_outside(prefect_server: ServerHandle) -> None:
+    from prefect import flow, task
+
+    assert prefect_server.process is not None
+    processes = (prefect_server.process.pid, os.getpid())
+    seen: set[str] = set()
+
+    @task
+    def look() -> None:
+        time.sleep(0.05)
+        seen.update(*(remote_addresses(pid) for pid in processes))
+
+    @flow
+    def looking() -> None:
+        for future in [look.submit() for _ in range(10)]:
+            future.result()
+
+    looking()
+    assert "0100007F" in seen
+    assert seen <= LOOPBACK_OR_LISTENING
+
+
+def test_a_prefect_that_was_imported_before_uses_the_server_too(prefect_server: ServerHandle) -> None:
+    code = f"""
+import prefect, os
+from prefect.settings import PREFECT_API_URL
+assert PREFECT_API_URL.value() is None
+os.environ["PREFECT_API_URL"] = "{prefect_server.url}"
+from flows.server import ensure_server
+assert not ensure_server().started
+from threading import Thread
+seen = []
+thread = Thread(target=lambda: seen.append(PREFECT_API_URL.value()))
+thread.start(); thread.join()
+assert seen == [PREFECT_API_URL.value()] == ["{prefect_server.url}"], seen
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+
+
+def test_a_configured_server_is_used_and_never_stopped(prefect_server: ServerHandle) -> None:
+    handle = ensure_server()
+    assert (handle.url, handle.started) == (prefect_server.url, False)
+    handle.stop()
+    assert answers(prefect_server.url)
+    assert handle.flow_run_url("1-2").endswith("/runs/flow-run/1-2")
+
+
+def test_a_configured_server_that_does_not_answer_is_an_error_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    with pytest.raises(ServerError, match=r"127\.0\.0\.1:9/api.*unset PREFECT_API_URL"):
+        ensure_server()
+
+
+def test_a_server_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    (tmp_path / "prefect.db").write_text("this is not a database")
+    with pytest.raises(ServerError, match=r"(?s)while starting.*prefect\.log.*file is not a database.*PREFECT_API_URL"):
+        ensure_server(tmp_path)
+    assert "PREFECT_API_URL" not in os.environ
+
+
+def test_a_home_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ServerError, match=r"file/home.*FORGE_HOME"):
+        ensure_server(tmp_path / "file" / "home")
+
+
+def test_the_home_is_the_argument_then_the_environment_then_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORGE_HOME", "/from/environment")
+    assert forge_home(Path("/argument")) == Path("/argument")
+    assert forge_home() == Path("/from/environment")
+    monkeypatch.delenv("FORGE_HOME")
+    assert forge_home() == Path.home() / ".forge"
