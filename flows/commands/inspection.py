@@ -59,7 +59,7 @@ def config(args: argparse.Namespace) -> int:
 
 def doctor(args: argparse.Namespace) -> int:
     """What this machine can run; fails when an essential part is missing."""
-    from flows.doctor import report
+    from flows.doctor import healthy, report
     from forge_core.config import store_uri
 
     checks = report(store_uri(args.store, None))
@@ -67,7 +67,7 @@ def doctor(args: argparse.Namespace) -> int:
     for check in checks:
         table.add_row(check.name, "ok" if check.ok else "missing", check.detail, check.remedy or "")
     Console().print(table)
-    return 0 if all(check.ok or not check.essential for check in checks) else 1
+    return 0 if healthy(checks) else 1
 
 
 def stop(args: argparse.Namespace) -> int:

@@ -14,7 +14,9 @@ from forge_core.store import Ledger
 def export(args: argparse.Namespace) -> int:
     """Write the weights, configuration and tokenizer of one version to DIR."""
     store, record, ledger = stored_run(args)
-    version = best_version(ledger, record.run_id) if args.best else committed_version(ledger, record.run_id, args.version)
+    version = (
+        best_version(ledger, record.run_id) if args.best else committed_version(ledger, record.run_id, args.version)
+    )
     target = new_folder(args.directory)
     shutil.copytree(store.local_dir(ledger.weights_prefix(version)), target)
     print(f"version {version} of {record.run_id} written to {target}")

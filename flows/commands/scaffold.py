@@ -6,7 +6,7 @@ import argparse
 
 from flows.commands.models import new_folder
 
-CONFIG = '''\
+CONFIG = """\
 # forge try config.yaml          roll out and grade a few prompts
 # forge train config.yaml        train (a minute or two on two CPU cores)
 # pytest test_my_reward.py       test the reward
@@ -31,7 +31,7 @@ rewards:
   functions:
     - path: my_reward.py:MyReward
 eval: {interval: 10, prompts: 128}
-'''
+"""
 
 REWARD = '''\
 """A reward: any function or class with grade(prompt, completion, metadata) -> float.
@@ -49,7 +49,7 @@ class MyReward:
         return right / max(len(answer), len(completion.strip()))
 '''
 
-TEST = '''\
+TEST = """\
 from my_reward import MyReward
 
 
@@ -60,7 +60,7 @@ def test_a_perfect_answer_earns_one():
 def test_each_wrong_character_costs_its_share():
     assert MyReward().grade("s:2100=", "0013", {"answer": "0012"}) == 0.75
     assert MyReward().grade("s:21=", "12345678", {"answer": "12"}) == 0.25
-'''
+"""
 
 
 def new(args: argparse.Namespace) -> int:

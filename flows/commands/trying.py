@@ -34,10 +34,10 @@ def try_prompts(args: argparse.Namespace) -> int:
 def sample_and_grade(config: RunConfig, n: int) -> list[tuple[Episode, Graded]]:
     """``n`` completions of the first batch's prompts with version 0, graded. Nothing is kept."""
     from forge_core.runs.context import RunContext
+    from forge_core.runs.episodes import read_episodes
     from forge_core.runs.initialise import initialise
     from forge_core.runs.record import create_run
     from forge_core.runs.stages import grade, sample_shard
-    from forge_core.runs.episodes import read_episodes
     from forge_core.store import open_store
 
     groups = math.ceil(n / config.grpo.n_samples)
@@ -60,7 +60,9 @@ def sample_and_grade(config: RunConfig, n: int) -> list[tuple[Episode, Graded]]:
 
 def _show(console: Console, episode: Episode, graded: Graded) -> None:
     reward = f"{graded.reward:.3f}" if graded.reward is not None else f"none ({graded.status}: {graded.error})"
-    console.rule(Text(f"{episode.group_id.rsplit('/', 1)[-1].lstrip('0') or '0'}.{episode.sample_index}  reward {reward}"))
+    console.rule(
+        Text(f"{episode.group_id.rsplit('/', 1)[-1].lstrip('0') or '0'}.{episode.sample_index}  reward {reward}")
+    )
     prompt = episode.messages[-1]["content"] if episode.messages else ""
     for label, value in (
         ("prompt", prompt),

@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, pstdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_core.algorithms.fates import Fate, decide_fates
 from forge_core.algorithms.ops import Totals
 from forge_core.config import RunConfig
 from forge_core.data_model import TRAINING, Episode, from_parquet
-from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import TRAINING_FILE, add_rewards, read_episodes, read_reference
 from forge_core.runs.planning import planned_groups
 from forge_core.runs.stages import seconds_of
 from forge_core.store import layout
 from forge_core.training.packing import Sample
+
+if TYPE_CHECKING:
+    from forge_core.runs.context import RunContext
 
 
 @dataclass

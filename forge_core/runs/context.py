@@ -18,16 +18,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forge_core.config import RunConfig
 from forge_core.data.cursor import Cursor
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, render, split_holdout
 from forge_core.generation.base import Generator
 from forge_core.rewards.actor import RewardActor
 from forge_core.runs.planning import make_plan, shard_count
 from forge_core.runs.record import RunRecord, RunRef, load_run
+from forge_core.runs.reference_session import ReferenceSession
+from forge_core.runs.trainer_session import TrainerSession
+from forge_core.stop import StopToken
 from forge_core.store import Ledger, Store, digest, layout, open_store
 from forge_core.store.plans import put_plan
-from forge_core.stop import StopToken
 
 _contexts: dict[RunRef, RunContext] = {}
 _registry_lock = threading.Lock()
@@ -66,8 +67,9 @@ class RunContext:
         self.observers: list[Callable[[dict[str, Any]], None]] = []
         self.rollouts = ShardTracker(shard_count(record.config))
         self._plans: dict[int, dict[str, Any]] = {}
-        self._lock = threading.RLock()  # of plans and of engines being loaded
-        self._trainer_lock = threading.RLock()
+        self._lock = threading.RLock()  # of plans
+        self._generator: Generator | None = None
+        self._generator_lock = threading.Lock()  # loading, or moving to a version
 
     # Data ---------------------------------------------------------------------------------------------------------
 
@@ -91,7 +93,9 @@ class RunContext:
         section, wanted = self.config.dataset, self.config.eval.prompts
         assert section is not None
         if self.config.eval.split:
-            other = load_prompts(section.model_copy(update={"split": self.config.eval.split}), seed=self.config.run.seed)
+            other = load_prompts(
+                section.model_copy(update={"split": self.config.eval.split}), seed=self.config.run.seed
+            )
             return [other[i] for i in range(min(wanted, len(other)))]
         return [self.prompts[row] for row in self._rows[1][:wanted]]
 
@@ -105,7 +109,9 @@ class RunContext:
     def tokenizer_digest(self) -> str:
         """Digest of the tokenizer's files, chat template included, as version 0 published them."""
         files = self.store.open_published(self.ledger.weights_prefix(0)).manifest.files
-        named = {f.name: f.sha256 for f in files if f.name.startswith(("tokenizer", "chat_template", "vocab", "merges"))}
+        named = {
+            f.name: f.sha256 for f in files if f.name.startswith(("tokenizer", "chat_template", "vocab", "merges"))
+        }
         return digest(named)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -134,8 +140,12 @@ class RunContext:
     # Weights and engines ------------------------------------------------------------------------------------------
 
     def weights_dir(self, version: int) -> Path:
-        """A verified local folder with the weights of a committed version, or of this process's candidate."""
-        return self.store.local_dir(self.candidates.get(version) or self.ledger.weights_prefix(version))
+        """A verified local folder with the weights of a committed version, or of this process's candidate.
+
+        Version 0's stays as long as the process: the trainer exports its configuration and tokenizer again and again.
+        """
+        prefix = self.candidates.get(version) or self.ledger.weights_prefix(version)
+        return self.store.local_dir(prefix, pin=version == 0)
 
     @cached_property
     def cpu_threads(self) -> int:
@@ -144,61 +154,39 @@ class RunContext:
         return cores if self.config.max_staleness == 0 else max(1, cores // 2)
 
     def generator(self, version: int) -> Generator:
-        """The sampling engine, loaded at ``version`` when this is the first use, moved to it otherwise."""
+        """The sampling engine, at ``version`` or newer: loaded on first use, moved forward otherwise."""
         from forge_core.generation.hf import HFGenerator
 
-        with self._lock:
-            engine = self.__dict__.get("_generator")
-            if engine is None:
+        with self._generator_lock:
+            if self._generator is None:
                 g = self.config.generator
                 threads = g.threads or self.cpu_threads
-                engine = HFGenerator(
+                self._generator = HFGenerator(
                     self.weights_dir, version=version, dtype=g.dtype, max_batch=g.max_batch, threads=threads
                 )
-                self.__dict__["_generator"] = engine
-        if engine.get_version() < version:
-            engine.update_weights(version)
-        return engine
+            if self._generator.get_version() < version:
+                self._generator.update_weights(version)
+            return self._generator
 
     @cached_property
     def rewards(self) -> RewardActor:
         return RewardActor.from_config(self.config.rewards)
 
-    @property
-    def reference(self) -> Any:
-        """The frozen model of version 0 (a ``ReferenceModel``), set up."""
-        from forge_core.reference.model import ReferenceModel
+    @cached_property
+    def reference(self) -> ReferenceSession:
+        return ReferenceSession(self)
 
-        with self._trainer_lock:
-            if "_reference" not in self.__dict__:
-                t = self.config.training
-                model = ReferenceModel(
-                    self.weights_dir(0),
-                    token_budget=self.config.token_budget,
-                    seq_len=t.seq_len,
-                    dtype=t.dtype,
-                    device="cpu",
-                    threads=t.threads or self.cpu_threads,
-                )
-                model.setup()
-                self.__dict__["_reference"] = model
-            return self.__dict__["_reference"]
-
-    @property
-    def trainer(self) -> Any:
-        """The ``TrainerSession`` of this process."""
-        from forge_core.runs.trainer_session import TrainerSession
-
-        with self._trainer_lock:
-            if "_trainer" not in self.__dict__:
-                self.__dict__["_trainer"] = TrainerSession(self)
-            return self.__dict__["_trainer"]
+    @cached_property
+    def trainer(self) -> TrainerSession:
+        return TrainerSession(self)
 
     def close(self) -> None:
         """End the engines of this process."""
-        for name, end in (("_generator", "shutdown"), ("_trainer", "close"), ("_reference", "cleanup"), ("rewards", "close")):
+        if self._generator is not None:
+            self._generator.shutdown()
+        for name in ("trainer", "reference", "rewards"):
             if name in self.__dict__:
-                getattr(self.__dict__.pop(name), end)()
+                self.__dict__.pop(name).close()
 
 
 class ShardTracker:

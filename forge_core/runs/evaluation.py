@@ -16,11 +16,11 @@ from forge_core.runs.episodes import (
     EPISODES_FILE,
     REWARDS_FILE,
     add_rewards,
+    episode_of,
     episode_row,
     episodes_bytes,
     read_episodes,
     rewards_bytes,
-    episode_of,
 )
 from forge_core.runs.stages import grade
 from forge_core.store import digest, layout

@@ -7,6 +7,7 @@ processes may do it at once: the first ``init.json`` wins.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import tempfile
 import time
@@ -15,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.algorithms.ops import Totals
-from forge_core.config import RunConfig, ScratchModel
-from forge_core.config.run_config import WarmStartSection
+from forge_core.config import RunConfig
+from forge_core.config.run_config import ScratchModel, WarmStartSection
 from forge_core.data.cursor import Cursor, next_rows
 from forge_core.data.prompts import PromptSet, load_prompts, render
 from forge_core.engine_thread import EngineThread
@@ -24,8 +25,10 @@ from forge_core.runs.context import RunContext
 from forge_core.runs.record import now
 from forge_core.store import digest, layout
 from forge_core.training.packing import Sample, pack
+from forge_core.training.settings import TrainerSettings
 
 log = logging.getLogger("forge.initialise")
+PAD_ID = 0  # any token will do: padding is masked everywhere
 MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 
 
@@ -93,26 +96,37 @@ def _warm_start(ctx: RunContext, warm: WarmStartSection, base: Path, target: Pat
     from transformers import AutoTokenizer
 
     from forge_core.training.sft_loss import SFTLoss
-    from forge_core.training.trainer import TitanTrainer, TrainerSettings
+    from forge_core.training.trainer import TitanTrainer
 
-    settings = TrainerSettings.for_warm_start(ctx.config)
+    settings = _warm_start_settings(ctx.config, warm)
     trainer = TitanTrainer(base, settings, SFTLoss(), device="cpu")
     trainer.setup()
     demonstrations = load_prompts(warm.dataset, seed=ctx.config.run.seed)
     tokenizer = AutoTokenizer.from_pretrained(base)
     loss = 0.0
     for step, samples in enumerate(_demonstration_batches(ctx.config, warm, demonstrations, tokenizer)):
-        ctx.stop.check()
         totals = Totals(sum(sum(s.loss_mask) for s in samples), len(samples))
-        batches = pack(samples, ctx.config.token_budget, trainer.pad_id, ctx.config.training.seq_len)
-        loss = sum(trainer.forward_backward(b, totals=totals).loss for b in batches)
-        trainer.optim_step()
+        batches = pack(samples, ctx.config.token_budget, PAD_ID, ctx.config.training.seq_len)
+        loss = trainer.train_step(batches, totals=totals, stop=ctx.stop)[0].loss
         if step % 50 == 0 or step + 1 == warm.steps:
             log.info("warm start: step %d of %d, loss %.3f", step + 1, warm.steps, loss)
     target.mkdir()
     trainer.push_weights(target)
     trainer.cleanup()
     return loss
+
+
+def _warm_start_settings(config: RunConfig, warm: WarmStartSection) -> TrainerSettings:
+    return dataclasses.replace(
+        TrainerSettings.from_config(config),
+        learning_rate=warm.learning_rate,
+        warmup_steps=warm.warmup_steps,
+        lr_decay="cosine",
+        lr_min_ratio=0.1,
+        total_steps=warm.steps,
+        weight_decay=warm.weight_decay,
+        betas=(0.9, 0.98),
+    )
 
 
 def _demonstration_batches(
@@ -126,6 +140,6 @@ def _demonstration_batches(
 def _demonstration(demonstrations: PromptSet, row: int, warm: WarmStartSection, tokenizer: Any) -> Sample:
     prompt = demonstrations[row]
     before = render(prompt, tokenizer, warm.dataset.chat_template)
-    answer = tokenizer.encode(prompt.target or "", add_special_tokens=False) + [tokenizer.eos_token_id]
+    answer = [*tokenizer.encode(prompt.target or "", add_special_tokens=False), tokenizer.eos_token_id]
     mask = [False] * len(before) + [True] * len(answer)
     return Sample(before + answer, mask, [float(m) for m in mask], None, None)

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,12 @@ def shard_count(config: RunConfig) -> int:
 
 
 def make_plan(
-    batch: int, cursor: Cursor, prompts: PromptSet, rows: list[int], config: RunConfig, encode: Callable[[int], list[int]]
+    batch: int,
+    cursor: Cursor,
+    prompts: PromptSet,
+    rows: list[int],
+    config: RunConfig,
+    encode: Callable[[int], list[int]],
 ) -> dict[str, Any]:
     """The plan of ``batch`` as a JSON object; ``encode(row)`` gives a prompt's token ids."""
     groups: list[dict[str, Any]] = []
@@ -60,7 +66,9 @@ def make_plan(
     }
 
 
-def _group(index: int, row: int, prompt_id: str, prompt_ids: list[int], batch: int, config: RunConfig) -> dict[str, Any]:
+def _group(
+    index: int, row: int, prompt_id: str, prompt_ids: list[int], batch: int, config: RunConfig
+) -> dict[str, Any]:
     too_long = len(prompt_ids) > config.max_prompt_tokens
     samples = range(config.grpo.n_samples)
     return {
@@ -77,7 +85,7 @@ def _group(index: int, row: int, prompt_id: str, prompt_ids: list[int], batch: i
 def _split(items: list[int], parts: int) -> list[list[int]]:
     """``items`` in order, in ``parts`` runs whose lengths differ by at most one."""
     bounds = [len(items) * i // parts for i in range(parts + 1)]
-    return [items[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [items[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 def episode_id(run_id: str, batch: int, group: int, sample: int) -> str:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_core.algorithms.fates import StalenessError
 from forge_core.config import RunConfig
 from forge_core.data_model import SCHEMA_VERSION, Completion, Episode
 from forge_core.rewards.actor import Graded, RewardItem
 from forge_core.rewards.resolve import RewardError, source_digest
-from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import (
     EPISODES_FILE,
     REFERENCE_FILE,
@@ -30,6 +29,9 @@ from forge_core.runs.episodes import (
 )
 from forge_core.runs.planning import shard_requests
 from forge_core.store import Manifest, digest, layout
+
+if TYPE_CHECKING:
+    from forge_core.runs.context import RunContext
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def reference_shard(ctx: RunContext, episodes: ShardRef) -> ShardRef:
     if not ctx.store.published(prefix):
         rows = read_episodes(ctx.store, episodes.prefix)
         started = time.monotonic()
-        logprobs = ctx.reference.forward([(e.prompt_ids, e.response_ids) for e in rows], ctx.config.grpo.temperature)
+        logprobs = ctx.reference.logprobs([(e.prompt_ids, e.response_ids) for e in rows])
         provenance = {"seconds": time.monotonic() - started, "episodes": len(rows)}
         files = {REFERENCE_FILE: reference_bytes(rows, logprobs)}
         ctx.store.publish(prefix, files, request=request, provenance=provenance)

@@ -11,7 +11,6 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import time
 from dataclasses import dataclass
@@ -23,14 +22,15 @@ from forge_core.algorithms.losses import build_loss
 from forge_core.algorithms.ops import Totals
 from forge_core.engine_thread import EngineThread
 from forge_core.runs.consumption import StepData, load_committed, optimizer_batches
-from forge_core.store import entry_digest, layout
+from forge_core.store import entry_digest, folder_files, layout
+from forge_core.store.checkpoints import publish_checkpoint
 from forge_core.training.packing import Sample, pack
 
 if TYPE_CHECKING:
     from forge_core.runs.context import RunContext
     from forge_core.training.trainer import TitanTrainer
 
-log = logging.getLogger("forge.trainer")
+PAD_ID = 0  # any token will do: padding is masked everywhere
 
 
 class DriftError(RuntimeError):
@@ -153,28 +153,22 @@ class TrainerSession:
 
     def _optimizer_step(self, samples: list[Sample], totals: Totals) -> list[dict[str, float]]:
         config, trainer = self._ctx.config, self._loaded()
-        batches = pack(samples, config.token_budget, trainer.pad_id, config.training.seq_len)
+        batches = pack(samples, config.token_budget, PAD_ID, config.training.seq_len)
         metrics = []
         for _ in range(config.training.epochs_per_batch):
-            sums: dict[str, float] = {}
-            for batch in batches:
-                self._ctx.stop.check()
-                result = trainer.forward_backward(batch, totals=totals, temperature=config.grpo.temperature)
-                for name, value in {"loss": result.loss, **result.metrics}.items():
-                    sums[name] = sums.get(name, 0.0) + value
-            step = trainer.optim_step()
-            metrics.append({**sums, "grad_norm": step.grad_norm, "learning_rate": step.learning_rate})
+            result, step = trainer.train_step(
+                batches, totals=totals, temperature=config.grpo.temperature, stop=self._ctx.stop
+            )
+            learned = {"grad_norm": step.grad_norm, "learning_rate": step.learning_rate}
+            metrics.append({"loss": result.loss, **result.metrics, **learned})
         return metrics
 
     def _checkpoint(self, entry: dict[str, Any]) -> str:
-        ctx = self._ctx
-        prefix = layout.checkpoint(ctx.run_id, entry["batch"], ctx.attempt)
         with tempfile.TemporaryDirectory(prefix="forge-checkpoint-") as folder:
-            self._loaded().save(Path(folder), {"cursor": entry["cursor"], "version": entry["version_out"]})
-            files = {f.relative_to(folder).as_posix(): f for f in Path(folder).rglob("*") if f.is_file()}
-            follows = {"follows": entry["batch"], "entry": entry_digest(entry)}
-            ctx.store.publish(prefix, files, request=entry_digest(entry), provenance=follows)
-        return prefix
+            extra = {"cursor": entry["cursor"], "version": entry["version_out"]}
+            self._loaded().save(Path(folder), extra)
+            ctx, files = self._ctx, folder_files(Path(folder))
+            return publish_checkpoint(ctx.store, ctx.run_id, entry, ctx.attempt, files).prefix
 
 
 def newest_checkpoint(ctx: RunContext, version: int) -> tuple[int, str] | None:
@@ -184,5 +178,6 @@ def newest_checkpoint(ctx: RunContext, version: int) -> tuple[int, str] | None:
         assert entry is not None, f"ledger entry {batch} is missing"
         prefix = layout.checkpoint(ctx.run_id, batch, entry["attempt"])
         if ctx.store.published(prefix):
+            ctx.store.open_published(prefix, request=entry_digest(entry))
             return batch, prefix
     return None

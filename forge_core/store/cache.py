@@ -1,7 +1,7 @@
 """Local folders that hold published objects under plain file names, for engines that load from a disk.
 
 - A folder is complete and checked before anybody sees it, and is made once per object and process.
-- The ``KEEP`` folders that were asked for last stay. Files that an engine has open survive the removal of their folder.
+- The ``KEEP`` folders that were asked for last stay, and pinned ones for the life of the process. Files that an engine has open survive the removal of their folder.
 - Everything lies in one folder of this process, which goes when the process ends; after a kill, the next process that
   uses the same place removes it (its owner no longer holds the lock file).
 """
@@ -37,16 +37,19 @@ class LocalCache:
         self._home: Path | None = None
         self._lock = threading.Lock()
         self._folders: OrderedDict[str, Path] = OrderedDict()
+        self._pinned: set[str] = set()
 
-    def folder(self, identity: str, fill: Callable[[Path], None]) -> Path:
-        """The folder of ``identity``, made by ``fill(empty folder)`` when it is not there."""
+    def folder(self, identity: str, fill: Callable[[Path], None], *, pin: bool = False) -> Path:
+        """The folder of ``identity``, made by ``fill(empty folder)`` when it is not there; ``pin`` keeps it."""
         with self._lock:
             if identity not in self._folders:
                 self._folders[identity] = self._make(identity, fill)
+            folder = self._folders[identity]
             self._folders.move_to_end(identity)
-            while len(self._folders) > KEEP:
-                shutil.rmtree(self._folders.popitem(last=False)[1])
-            return self._folders[identity]
+            self._pinned |= {identity} if pin else set()
+            for old in [name for name in self._folders if name not in self._pinned][:-KEEP]:
+                shutil.rmtree(self._folders.pop(old))
+            return folder
 
     def _make(self, identity: str, fill: Callable[[Path], None]) -> Path:
         self._home = self._home or _make_home(self._root)

@@ -171,14 +171,15 @@ class Store:
             _sleep(min(pause, left), stop)
             pause = min(pause * 1.5, self._backend.longest_poll_s)
 
-    def local_dir(self, prefix: str) -> Path:
+    def local_dir(self, prefix: str, *, pin: bool = False) -> Path:
         """A folder with the files of the object ``prefix`` under their plain names, digests checked. Read only.
 
-        It belongs to this process: the few folders asked for last stay, all go when the process ends.
+        It belongs to this process: the few folders asked for last stay, and those asked for with ``pin``; all go when
+        the process ends.
         """
         published = self.open_published(prefix)
         return local_cache(self._backend.cache_root()).folder(
-            self.uri + published.manifest.prefix + published.manifest.content, published.copy_to
+            self.uri + published.manifest.prefix + published.manifest.content, published.copy_to, pin=pin
         )
 
     def probe(self) -> None:

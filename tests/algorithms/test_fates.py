@@ -28,7 +28,9 @@ def fates(rewards: list[float | None], missing: int = 0, **kwargs: Any) -> list:
 
 
 def test_advantages_are_the_group_z_score() -> None:
-    assert group_advantages([1.0, 0.0, 0.0, 1.0], eps=0.0) == pytest.approx([0.8660254, -0.8660254, -0.8660254, 0.8660254])
+    assert group_advantages([1.0, 0.0, 0.0, 1.0], eps=0.0) == pytest.approx(
+        [0.8660254, -0.8660254, -0.8660254, 0.8660254]
+    )
     assert group_advantages([1.0, 0.0], normalize=False) == [0.5, -0.5]
 
 

@@ -69,7 +69,9 @@ def simulate(
 
         def begin_or_fail(*args: Any) -> Any:
             value = begin(*args)
-            return (value, RuntimeError(f"own error of {stage} {args[1]}")) if fail == (stage, args[1]) else (value, None)
+            return (
+                (value, RuntimeError(f"own error of {stage} {args[1]}")) if fail == (stage, args[1]) else (value, None)
+            )
 
         def end(begun: Any) -> Any:
             value, error = begun

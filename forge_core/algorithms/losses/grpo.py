@@ -15,7 +15,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forge_core.algorithms.ops import AggregationType, Totals, aggregate, compute_entropy, compute_kl, compute_logprobs, compute_ratio
+from forge_core.algorithms.ops import (
+    AggregationType,
+    Totals,
+    aggregate,
+    compute_entropy,
+    compute_kl,
+    compute_logprobs,
+    compute_ratio,
+)
 from forge_core.data_model import TextTrainBatch
 
 
