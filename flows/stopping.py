@@ -84,16 +84,19 @@ class StopWatcher:
 
     def _watch(self, name: str, look: Callable[[], str | None]) -> None:
         while not self._left.is_set() and not self._stop.is_set():
-            reason = None
-            try:
-                reason = look()
-            except Exception as error:  # best effort by contract; counted, and the first one is logged
-                self.errors += 1
-                if self.errors == 1:
-                    _log.warning("cannot look for %s, the run goes on: %r", name, error)
-            if reason is not None and not self._left.is_set():
-                self._stop.set(reason)
+            self._watch_once(name, look)
             self._left.wait(POLL_S)
+
+    def _watch_once(self, name: str, look: Callable[[], str | None]) -> None:
+        try:
+            reason = look()
+        except Exception as error:  # best effort by contract; counted, and the first one is logged
+            self.errors += 1
+            if self.errors == 1:
+                _log.warning("cannot look for %s, the run goes on: %r", name, error)
+            return
+        if reason is not None and not self._left.is_set():
+            self._stop.set(reason)
 
     def _requested(self, number: int) -> str | None:
         return "forge stop" if self._store.exists(layout.stop(self._run_id, number)) else None
