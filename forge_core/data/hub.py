@@ -123,11 +123,11 @@ def _errors(path: str, section: DatasetSection, key: str) -> Iterator[None]:
 
 def hub_reachable(timeout_s: float = 3.0) -> bool:
     """Whether the hub accepts connections. True behind a proxy, where only a real request could tell."""
-    from huggingface_hub import constants
+    import datasets
 
-    if constants.HF_HUB_OFFLINE:
+    if datasets.config.HF_HUB_OFFLINE:
         return False
-    address = urllib.parse.urlsplit(constants.ENDPOINT)
+    address = urllib.parse.urlsplit(datasets.config.HF_ENDPOINT)
     if address.scheme in urllib.request.getproxies():
         return True
     port = address.port or (443 if address.scheme == "https" else 80)

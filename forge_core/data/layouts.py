@@ -38,8 +38,8 @@ def choose_layout(
 
     ``where`` names the set and ``key`` its configuration section in errors. Raises DataError.
     """
-    known = _known(set(columns))
-    found_prompt = prompt or (known.prompt if known else _first(PROMPT_COLUMNS, columns))
+    found_prompt = prompt or _first(PROMPT_COLUMNS, columns)
+    known = _known(found_prompt, columns)
     found_answer = answer or (known.answer if known else _first(ANSWER_COLUMNS, columns))
     if found_prompt is None or not _has(found_prompt, columns):
         raise DataError(_missing(f"{key}.prompt_column", found_prompt, PROMPT_COLUMNS, columns, where))
@@ -78,14 +78,13 @@ def last_boxed(text: str) -> str:
     return text.strip()
 
 
-def _known(columns: set[str]) -> Layout | None:
-    if {"prompt", "reward_model"} <= columns:
+def _known(prompt: str | None, columns: Sequence[str]) -> Layout | None:
+    """The known layout whose prompts are in the column ``prompt``; MATH-500 needs none: its names are the usual."""
+    if prompt == "prompt" and "reward_model" in columns:
         return Layout("prompt", "reward_model.ground_truth")
-    if {"problem", "answer"} <= columns:
-        return Layout("problem", "answer")
-    if {"problem", "solution"} <= columns:
+    if prompt == "problem" and "solution" in columns and "answer" not in columns:
         return Layout("problem", "solution", last_boxed)
-    if {"question", "answer"} <= columns:
+    if prompt == "question" and "answer" in columns:
         return Layout("question", "answer", after_hashes)
     return None
 
