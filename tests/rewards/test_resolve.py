@@ -1,0 +1,110 @@
+"""From the path of a reward to the function, and the digest of its source."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge_core.rewards import BUILTINS, RewardError, resolve, source_digest
+from forge_core.rewards.builtin import ExactMatch
+from forge_core.rewards.grading import Spec
+from forge_core.rewards.resolve import build
+
+SOURCE = """
+def length(prompt, completion, metadata, scale=1.0):
+    return scale * len(completion)
+
+def two(prompt, completion):
+    return 0.0
+
+class Fixed:
+    def __init__(self, value=0.5):
+        if value < 0:
+            raise ValueError("value must not be negative")
+        self.value = value
+
+    def grade(self, prompt, completion, metadata):
+        return self.value
+
+class NoGrade:
+    pass
+
+number = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "my_rewards_here.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # importing adds the folder
+    return tmp_path
+
+
+def spec(path: str, folder: Path | None = None, **options) -> Spec:
+    return Spec("name", path, 1.0, options, folder)
+
+
+@pytest.mark.parametrize("path", ["my_rewards_here.py:length", "my_rewards_here:length", "./my_rewards_here.py:length"])
+def test_a_function_is_found_in_the_working_directory(folder: Path, path: str):
+    assert resolve(path)("", "abc", {}) == 3
+
+
+def test_a_file_is_found_beside_the_configuration(folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch):
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    with pytest.raises(RewardError, match="no such file"):
+        resolve("my_rewards_here.py:length")
+    assert resolve("my_rewards_here.py:length", folder)("", "abc", {}) == 3
+    assert source_digest("my_rewards_here.py:length", folder)
+
+
+def test_built_in_names_are_known():
+    assert resolve("exact_match") is ExactMatch
+    assert {name: len(source_digest(name)) for name in BUILTINS} == dict.fromkeys(BUILTINS, 64)
+
+
+def test_options_go_to_the_class_or_function(folder: Path):
+    assert build(spec("my_rewards_here.py:Fixed", value=0.25))("", "", {}) == 0.25
+    assert build(spec("my_rewards_here.py:length", scale=2.0))("", "abc", {}) == 6.0
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("exactmatch", {}, "there is no reward 'exactmatch'; did you mean exact_match"),
+        ("", {}, r"there is no reward ''; built-in are exact_match, last_integer, reasoning_gym"),
+        ("no_such_module_x:f", {}, "no_such_module_x:f: importing no_such_module_x failed: ModuleNotFoundError"),
+        ("nowhere.py:f", {}, r"nowhere\.py:f: no such file"),
+        ("my_rewards_here.py:lenght", {}, r"has no 'lenght'; it has Fixed, NoGrade, length, two"),
+        ("my_rewards_here.py:number", {}, "is a int, not a function or class"),
+        ("raises_when_imported.py:f", {}, r"raises_when_imported\.py:f: importing .* failed: ZeroDivisionError"),
+        ("my_rewards_here.py:__import__('os')", {}, "write <module>:<name>"),
+        ("my_rewards_here.py:NoGrade", {}, r"NoGrade has no method grade\(prompt, completion, metadata\)"),
+        ("my_rewards_here.py:two", {}, r"two cannot be called as \(prompt, completion, metadata\)"),
+        ("my_rewards_here.py:length", {"factor": 2}, r"length cannot be called as .*'factor'"),
+        ("my_rewards_here.py:Fixed", {"size": 2}, r"Fixed with the options .*failed: TypeError: .*'size'"),
+        ("my_rewards_here.py:Fixed", {"value": -1}, r"failed: ValueError: value must not be negative"),
+    ],
+)
+def test_what_is_wrong_with_a_path_is_said(folder: Path, path: str, options: dict, message: str):
+    (folder / "raises_when_imported.py").write_text("1 / 0\n")
+    with pytest.raises(RewardError, match=message):
+        build(spec(path, **options))
+
+
+def test_the_source_digest_follows_the_file_and_nothing_else(folder: Path):
+    first = source_digest("my_rewards_here.py:length")
+    assert source_digest("my_rewards_here.py:Fixed") == first
+    (folder / "other.py").write_text("x = 1\n")
+    assert source_digest("my_rewards_here.py:length") == first
+    (folder / "my_rewards_here.py").write_text(SOURCE + "\n# changed\n")
+    assert source_digest("my_rewards_here.py:length") != first
+    with pytest.raises(RewardError, match=r"gone\.py:f: no such file"):
+        source_digest("gone.py:f")
+
+
+def test_a_module_without_python_source_has_no_digest():
+    with pytest.raises(RewardError, match="the module math has no Python source file"):
+        source_digest("math:sin")
