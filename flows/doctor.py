@@ -20,7 +20,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from flows.server import ServerError, forge_home, prepare_home
+from flows.home import ServerError, forge_home, prepare_home
 from forge_core.store import StoreError, open_store
 
 DISTRIBUTION = "forge-rl"

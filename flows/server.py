@@ -7,9 +7,8 @@ In this order:
 3. Otherwise a server is started as a child of this process, and dies with it, even by ``kill -9``.
 
 A child server is never shared with another process: it would vanish under the other run. And two servers never share
-a SQLite file, which would end in "database is locked": a server holds a file lock on its database, so a second
-concurrent run of one home gets the next database (``prefect-1.db``), with its own UI. Who wants one history of
-concurrent runs starts a server of the home (2) or names one (1).
+a SQLite file: a second concurrent run of one home gets the next database (``prefect-1.db``), with its own UI. Who wants
+one history of concurrent runs starts a server of the home (2) or names one (1).
 
 Guarantees:
 - The child listens on loopback only, on a free port that was bound before it was started (no clash is possible).
@@ -21,13 +20,11 @@ Guarantees:
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.error
@@ -36,24 +33,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.home import QUIET, ServerError, forge_home, free_database, lock_file, prepare_home, server_environment
+
 START_TIMEOUT_S = 180.0
 PROCESS = Path(__file__).with_name("server_process.py")
 
-QUIET = {
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "DO_NOT_TRACK": "1",
-    "PREFECT_CLI_PROMPT": "false",
-}
 # A child serves one flow and no deployments, so the services that look after schedules, late runs and automations
 # would only poll the database beside it.
 CHILD_ONLY = {
     f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false"
     for service in ("SCHEDULER", "LATE_RUNS", "FOREMAN", "TRIGGERS", "PAUSE_EXPIRATIONS", "EVENT_LOGGER")
 }
-
-
-class ServerError(RuntimeError):
-    """No Prefect server could be reached or started; the message says what to do."""
 
 
 @dataclass
@@ -89,11 +79,6 @@ class ServerHandle:
             _reload_settings()
 
 
-def forge_home(home: Path | None = None) -> Path:
-    """The folder of this user's Prefect databases and server logs."""
-    return Path(home or os.environ.get("FORGE_HOME") or Path.home() / ".forge").expanduser().absolute()
-
-
 def ensure_server(home: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) -> ServerHandle:
     """Return a server that answers, and point Prefect in this process at it. Raises :class:`ServerError`."""
     os.environ.update(QUIET)
@@ -116,7 +101,7 @@ def serve(home: Path | None = None, port: int = 4200) -> None:
     """
     home = forge_home(home)
     prepare_home(home)
-    lock = _lock(home / "prefect.lock")
+    lock = lock_file(home / "prefect.lock")
     if lock is None:
         raise ServerError(f"{home / 'prefect.db'} is in use by the server of a run: start this one when it has ended")
     try:
@@ -129,17 +114,17 @@ def serve(home: Path | None = None, port: int = 4200) -> None:
     print(f"Prefect UI: {_ui_url(url)}   database: {home / 'prefect.db'}", flush=True)
     for descriptor in (lock, listener.fileno()):
         os.set_inheritable(descriptor, True)
-    environment = _server_environment(home, home / "prefect.db", url)
+    environment = server_environment(home, home / "prefect.db", url)
     os.execve(sys.executable, [sys.executable, "-P", str(PROCESS), str(listener.fileno()), "0"], environment)
 
 
 def _start_child(home: Path, timeout_s: float) -> ServerHandle:
     prepare_home(home)
-    lock, database = _free_database(home)
+    lock, database = free_database(home)
     log = database.with_suffix(".log")
     with _listen(0) as listener, log.open("wb") as output:
         url = _api_url(listener)
-        environment = _server_environment(home, database, url) | CHILD_ONLY
+        environment = server_environment(home, database, url) | CHILD_ONLY
         process = _spawn(environment, listener.fileno(), lock, output.fileno())
     os.close(lock)  # the child's copy holds the lock: exactly as long as the server lives
     try:
@@ -198,20 +183,6 @@ def _failure(what: str, log: Path) -> str:
     )
 
 
-def _server_environment(home: Path, database: Path, url: str) -> dict[str, str]:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-    own = {
-        "PREFECT_HOME": str(home),
-        "PREFECT_API_URL": url,
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{database}",
-        "PREFECT_SERVER_MEMO_STORE_PATH": str(database.with_suffix(".memo.toml")),
-        "PREFECT_SERVER_UI_API_URL": url,
-        "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(home / "ui"),
-        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-    }
-    return inherited | QUIET | own
-
-
 def _use(handle: ServerHandle, home: Path) -> ServerHandle:
     """Point this process's Prefect at ``handle``."""
     os.environ["PREFECT_API_URL"] = handle.url
@@ -250,8 +221,19 @@ def _server_of_home(home: Path) -> str | None:
     record = home / "server.json"
     if not record.exists():
         return None
-    url = json.loads(record.read_text())["url"]
-    return url if _answers(url, timeout_s=5.0) else None
+    written = json.loads(record.read_text())
+    url = str(written["url"])
+    return url if _exists(written["pid"]) and _answers(url, timeout_s=5.0) else None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's process
+        return True
+    return True
 
 
 def _require_answer(url: str) -> None:
@@ -268,38 +250,6 @@ def _answers(url: str, timeout_s: float) -> bool:
             return reply.status == 200 and reply.read().strip() == b"true"
     except (OSError, urllib.error.URLError, ValueError):  # not there, not HTTP, or not an address
         return False
-
-
-def _free_database(home: Path) -> tuple[int, Path]:
-    """Lock and path of the first database of this home that no server uses."""
-    for n in range(1000):
-        name = f"prefect-{n}" if n else "prefect"
-        lock = _lock(home / f"{name}.lock")
-        if lock is not None:
-            return lock, home / f"{name}.db"
-    raise ServerError(f"a thousand Prefect servers use {home}: set FORGE_HOME to another folder")
-
-
-def _lock(path: Path) -> int | None:
-    """An open descriptor that holds the file lock, or None when another process has it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def prepare_home(home: Path) -> None:
-    """Create the folder; raises :class:`ServerError` when it cannot be written."""
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=home).close()
-    except OSError as error:
-        raise ServerError(
-            f"the Forge home {home} cannot be written ({error}): set FORGE_HOME to another folder"
-        ) from error
 
 
 def _listen(port: int) -> socket.socket:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.server import ServerError, ServerHandle, ensure_server, forge_home
+from flows.home import ServerError, forge_home
+from flows.server import ServerHandle, ensure_server
 
 pytestmark = pytest.mark.server
 
@@ -127,9 +128,7 @@ def test_two_runs_of_one_home_at_once_have_databases_of_their_own_and_die_by_kil
 
 
 def test_the_server_that_an_operator_started_is_shared_and_survives_the_runs(home: Path) -> None:
-    operator = run_script(
-        "import sys; from pathlib import Path\nfrom flows.server import serve\nserve(Path(sys.argv[1]), 0)", home
-    )
+    operator = run_script(SERVE, home)
     try:
         wait_for_record(home, operator.pid)
         with run_script(START, home) as script:
