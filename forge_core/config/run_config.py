@@ -163,7 +163,9 @@ class RewardFunction(Section):
 class RewardsSection(Section):
     functions: list[RewardFunction] = Field([], description="Components; the reward is their weighted sum.")
     timeout_s: float = Field(30.0, gt=0, description="Seconds for grading one episode, after which it is null.")
-    workers: int | None = Field(None, ge=1, description="Grading processes. Left out: grade in this process.")
+    workers: int | None = Field(
+        None, ge=1, description="Grading processes. Left out: none for built-in rewards, else 1."
+    )
     max_error_share: Fraction = Field(0.5, description="A shard with a larger share of failed grades is an error.")
 
 

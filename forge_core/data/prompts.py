@@ -23,7 +23,14 @@ from forge_core.config.run_config import DatasetSection
 from forge_core.data.errors import DataError
 from forge_core.data.layouts import Layout, choose_layout, value_at
 from forge_core.data.render import render
-from forge_core.data.sources import FILE_TYPES, Source, function_rows, load_function, read_file, reasoning_gym_rows
+from forge_core.data.sources import (
+    FILE_TYPES,
+    Source,
+    function_rows,
+    load_function,
+    read_file,
+    reasoning_gym_rows,
+)
 
 __all__ = ["Prompt", "PromptSet", "check_dataset", "load_prompts", "prompt_id", "render", "split_holdout"]
 
