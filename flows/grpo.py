@@ -30,7 +30,7 @@ def grpo(config: RunConfig | str, overrides: dict[str, Any] | None = None) -> An
 def grpo_resume(
     run_id: str,
     store: str,
-    overrides: dict[str, Any] | None = None,
+    overrides: dict[str, Any] | list[str] | None = None,
     allow_config_change: list[str] | None = None,
     allow_code_change: bool = False,
 ) -> Any:

@@ -22,6 +22,7 @@ from flows.artifacts import RunArtifacts
 from flows.stopping import StopWatcher
 from flows.window import Window
 from forge_core.config import RunConfig, load_config, store_uri
+from forge_core.config.overrides import Overrides
 from forge_core.observability.best_effort import BestEffort
 from forge_core.observability.progress import ProgressDisplay, closing_table, reward_curve_png
 from forge_core.runs import RunRef
@@ -55,7 +56,7 @@ def new_session(config: RunConfig | str, overrides: dict[str, Any]) -> Session:
 
 
 def resumed_session(
-    run_id: str, store_root: str, overrides: dict[str, Any], allow_keys: list[str], allow_code: bool
+    run_id: str, store_root: str, overrides: Overrides, allow_keys: list[str], allow_code: bool
 ) -> Session:
     """A session that goes on with a stored run. Raises ConfigError naming every difference not allowed."""
     store = open_store(store_root)

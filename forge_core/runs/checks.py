@@ -8,7 +8,7 @@ from forge_core.config import RunConfig, validate_for_training
 from forge_core.config.run_config import ScratchModel
 from forge_core.data.prompts import check_dataset
 from forge_core.models.resolve import resolve_model
-from forge_core.rewards.resolve import resolve
+from forge_core.rewards.resolve import needs_answer, resolve
 
 
 def check_run(config: RunConfig) -> list[str]:
@@ -23,9 +23,10 @@ def _check(config_json: str) -> tuple[str, ...]:
     for function in config.rewards.functions:
         resolve(function.path)
     assert config.dataset is not None
-    check_dataset(config.dataset)
+    answer = any(needs_answer(f.path) for f in config.rewards.functions)
+    check_dataset(config.dataset, seed=config.run.seed, needs_answer=answer)
     if config.warm_start is not None:
-        check_dataset(config.warm_start.dataset)
+        check_dataset(config.warm_start.dataset, seed=config.run.seed, needs_answer=True, key="warm_start.dataset")
     if not isinstance(config.model, ScratchModel):
         assert config.model is not None
         resolve_model(config.model)

@@ -21,6 +21,7 @@ from typing import Any
 from forge_core.data.cursor import Cursor
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, render, split_holdout
 from forge_core.generation.base import Generator
+from forge_core.observability.best_effort import BestEffort
 from forge_core.rewards.actor import RewardActor
 from forge_core.runs.planning import make_plan, shard_count
 from forge_core.runs.record import RunRecord, RunRef, load_run
@@ -55,7 +56,9 @@ def context_of(ref: RunRef) -> RunContext:
 
 
 class RunContext:
-    """``stop`` ends every engine call; ``observers`` are called with each entry that this process commits."""
+    """``stop`` ends every engine call; ``observers`` are called with each entry that this process commits.
+
+    ``background`` does what must neither delay nor fail a step, such as deleting what nothing reaches."""
 
     def __init__(self, store: Store, record: RunRecord, stop: StopToken | None = None) -> None:
         self.store, self.record, self.config = store, record, record.config
@@ -65,6 +68,7 @@ class RunContext:
         self.ledger = Ledger(store, record.run_id)
         self.candidates: dict[int, str] = {}
         self.observers: list[Callable[[dict[str, Any]], None]] = []
+        self.background = BestEffort(limit_s=120.0, name="background")
         self.rollouts = ShardTracker(shard_count(record.config))
         self._plans: dict[int, dict[str, Any]] = {}
         self._lock = threading.RLock()  # of plans
@@ -181,7 +185,8 @@ class RunContext:
         return TrainerSession(self)
 
     def close(self) -> None:
-        """End the engines of this process."""
+        """End the engines of this process, and what it still does in the background."""
+        self.background.close(timeout=10.0)
         if self._generator is not None:
             self._generator.shutdown()
         for name in ("trainer", "reference", "rewards"):

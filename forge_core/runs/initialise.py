@@ -19,7 +19,7 @@ from forge_core.algorithms.ops import Totals
 from forge_core.config import RunConfig
 from forge_core.config.run_config import ScratchModel, WarmStartSection
 from forge_core.data.cursor import Cursor, next_rows
-from forge_core.data.prompts import PromptSet, load_prompts, render
+from forge_core.data.prompts import PromptSet, load_prompts, render, split_holdout
 from forge_core.engine_thread import EngineThread
 from forge_core.runs.context import RunContext
 from forge_core.runs.record import now
@@ -101,10 +101,11 @@ def _warm_start(ctx: RunContext, warm: WarmStartSection, base: Path, target: Pat
     settings = _warm_start_settings(ctx.config, warm)
     trainer = TitanTrainer(base, settings, SFTLoss(), device="cpu")
     trainer.setup()
-    demonstrations = load_prompts(warm.dataset, seed=ctx.config.run.seed)
+    demonstrations = load_prompts(warm.dataset, seed=ctx.config.run.seed, needs_answer=True, key="warm_start.dataset")
+    rows, _ = split_holdout(demonstrations, ctx.config.eval.holdout)
     tokenizer = AutoTokenizer.from_pretrained(base)
     loss = 0.0
-    for step, samples in enumerate(_demonstration_batches(ctx.config, warm, demonstrations, tokenizer)):
+    for step, samples in enumerate(_demonstration_batches(ctx.config, warm, demonstrations, rows, tokenizer)):
         totals = Totals(sum(sum(s.loss_mask) for s in samples), len(samples))
         batches = pack(samples, ctx.config.token_budget, PAD_ID, ctx.config.training.seq_len)
         loss = trainer.train_step(batches, totals=totals, stop=ctx.stop)[0].loss
@@ -130,11 +131,12 @@ def _warm_start_settings(config: RunConfig, warm: WarmStartSection) -> TrainerSe
 
 
 def _demonstration_batches(
-    config: RunConfig, warm: WarmStartSection, demonstrations: PromptSet, tokenizer: Any
+    config: RunConfig, warm: WarmStartSection, demonstrations: PromptSet, rows: list[int], tokenizer: Any
 ) -> Iterator[list[Sample]]:
-    rows = next_rows(Cursor(0, 0), list(range(len(demonstrations))), config.run.seed, warm.dataset.shuffle)
+    """Batches of demonstrations; those on held-out prompts (by the same hash as the evaluation) are left out."""
+    order = next_rows(Cursor(0, 0), rows, config.run.seed, warm.dataset.shuffle)
     for _ in range(warm.steps):
-        yield [_demonstration(demonstrations, next(rows)[0], warm, tokenizer) for _ in range(warm.batch_size)]
+        yield [_demonstration(demonstrations, next(order)[0], warm, tokenizer) for _ in range(warm.batch_size)]
 
 
 def _demonstration(demonstrations: PromptSet, row: int, warm: WarmStartSection, tokenizer: Any) -> Sample:

@@ -43,7 +43,8 @@ def make_plan(
     """The plan of ``batch`` as a JSON object; ``encode(row)`` gives a prompt's token ids."""
     groups: list[dict[str, Any]] = []
     wanted, skipped, after = config.groups_per_batch, 0, cursor
-    for row, after in next_rows(cursor, rows, config.run.seed, config.dataset.shuffle if config.dataset else True):
+    for row, position in next_rows(cursor, rows, config.run.seed, config.dataset is None or config.dataset.shuffle):
+        after = position
         group = _group(len(groups), row, prompts[row].prompt_id, encode(row), batch, config)
         groups.append(group)
         wanted -= group["skipped"] is None

@@ -143,7 +143,7 @@ def _score_request(config: RunConfig, content: str) -> str:
 
 def grade(ctx: RunContext, episodes: list[Episode]) -> list[Graded]:
     """The rewards of ``episodes``, in order."""
-    return ctx.rewards.grade_many([reward_item(e) for e in episodes])
+    return ctx.rewards.grade_many([reward_item(e) for e in episodes], stop=ctx.stop)
 
 
 def reward_item(e: Episode) -> RewardItem:

@@ -20,6 +20,7 @@ from forge_core.runs.evaluation import evaluate, evaluation_metrics
 from forge_core.runs.record import now
 from forge_core.runs.trainer_session import Outcome
 from forge_core.store import digest, entry_digest, layout
+from forge_core.store.retention import collect
 
 IDLE = {"loss": 0.0, "entropy": 0.0, "kl": 0.0, "grad_norm": 0.0}  # metrics of a step that had nothing to train
 
@@ -77,9 +78,24 @@ def _commit(ctx: RunContext, entry: dict[str, Any]) -> dict[str, Any]:
     ctx.candidates.pop(batch + 1, None)
     if checkpoint_due(ctx.config, batch):
         ctx.trainer.checkpoint(entry)
+        ctx.background.submit(collect_garbage, ctx)
     for observer in ctx.observers:
         observer(entry)
     return entry
+
+
+def collect_garbage(ctx: RunContext) -> None:
+    """Delete weights, checkpoints and abandoned attempts that nothing has reached for ``gc.grace`` seconds."""
+    config = ctx.config
+    collect(
+        ctx.store,
+        ctx.run_id,
+        staleness=config.max_staleness,
+        keep_weights=config.weights.keep,
+        keep_checkpoints=config.checkpoint.keep,
+        grace_s=config.gc.grace,
+        now=time.time(),
+    )
 
 
 def checkpoint_due(config: RunConfig, batch: int) -> bool:
@@ -123,7 +139,7 @@ def publish_fates(ctx: RunContext, data: StepData) -> tuple[str, str]:
 
 
 def _evaluated(ctx: RunContext, batch: int, weights: str) -> dict[str, float]:
-    """The evaluation that this entry records: of the last version before it commits, else of ``batch`` if there is one."""
+    """The evaluation that this entry records: of the last version, before it commits; else of ``batch``, if any."""
     if ctx.config.eval.prompts == 0:
         return {}
     if batch + 1 == ctx.config.steps:

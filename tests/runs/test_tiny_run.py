@@ -1,0 +1,238 @@
+"""A real run, stage by stage: what is stored, resumed, refused."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_core.config import ConfigError
+from forge_core.data_model import TRAINING, from_parquet
+from forge_core.rewards.resolve import RewardError
+from forge_core.runs.consumption import load_committed
+from forge_core.runs.context import RunContext
+from forge_core.runs.episodes import TRAINING_FILE, read_episodes
+from forge_core.runs.initialise import initialise
+from forge_core.runs.record import create_run, load_run, resume_run
+from forge_core.runs.stages import sample_shard, score_shard
+from forge_core.runs.trainer_session import DriftError
+from forge_core.runs.training import LostRace, train_batch
+from forge_core.store import IdentityError, layout
+from tests.runs.harness import advance, decided, make_batch, new_run, reopened, tiny
+
+pytestmark = pytest.mark.engine
+
+
+def memory() -> str:
+    return f"memory://{uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="module")
+def finished() -> RunContext:
+    """An uninterrupted run of four steps, one step off-policy."""
+    return advance(new_run(memory(), "max_staleness=1"), 4)
+
+
+def contents(ctx: RunContext) -> list[Any]:
+    rows = []
+    for entry in ctx.ledger.entries():
+        for prefix in entry["shards"]["episodes"]:
+            rows += [
+                (e.episode_id, e.response_ids, e.response_logprobs, e.policy_version)
+                for e in read_episodes(ctx.store, prefix)
+            ]
+    return rows
+
+
+def test_the_ledger_is_an_unbroken_chain_that_accounts_for_every_episode(finished: RunContext) -> None:
+    assert finished.ledger.verify() == 4
+    for entry in finished.ledger.entries():
+        table = finished.store.open_published(entry["training"]).read(TRAINING_FILE)
+        rows = from_parquet(table, TRAINING, "training")
+        ids = [row["episode_id"] for row in rows]
+        assert len(ids) == len(set(ids)) == entry["episodes"]["planned"] == 32
+        reasons = Counter(row["dropped"] for row in rows if row["dropped"])
+        assert reasons == entry["episodes"]["dropped"]
+        assert sum(row["trained"] for row in rows) == entry["episodes"]["trained"]
+        assert entry["max_age"] == (1 if entry["batch"] else 0)
+        assert {"reward/mean", "loss", "entropy", "kl", "grad_norm", "time/generate", "time/train"} <= entry[
+            "metrics"
+        ].keys()
+
+
+def test_evaluations_are_recorded_before_the_first_batch_at_the_interval_and_after_the_last() -> None:
+    from forge_core.runs.evaluation import evaluate
+
+    ctx = new_run(memory())
+    initialise(ctx)
+    for batch in range(4):
+        if batch % 2 == 0:
+            evaluate(ctx, batch)
+        make_batch(ctx, batch)
+        train_batch(ctx, batch)
+    recorded = {e["batch"]: e["metrics"].get("eval/version") for e in ctx.ledger.entries()}
+    assert recorded == {0: 0, 1: None, 2: 2, 3: 4}
+
+
+def test_a_run_continued_by_another_process_equals_the_uninterrupted_one_bit_for_bit(finished: RunContext) -> None:
+    for interrupted_at in (1, 3):  # without a checkpoint to start from, and with one plus a replayed step
+        ctx = advance(new_run(memory(), "max_staleness=1"), interrupted_at)
+        before = {key: ctx.store.read(key) for key in ctx.store.list("runs")}
+        again = advance(reopened(ctx), 4)
+        assert decided(again) == decided(finished)
+        assert contents(again) == contents(finished)
+        kept = {key: again.store.read(key) for key in before}
+        assert kept == before, "a resume rewrites nothing"
+
+
+def test_published_shards_are_not_generated_again(finished: RunContext) -> None:
+    again = reopened(finished)
+    for shard in range(2):
+        score_shard(again, sample_shard(again, 3, shard))
+    assert again._generator is None, "the engine was not even loaded"
+
+
+def test_a_failed_commit_is_tried_again_without_a_second_step(
+    finished: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx = new_run(memory(), "max_staleness=1")
+    advance(ctx, 1)
+    make_batch(ctx, 1)
+    make_batch(ctx, 2)
+    commit = ctx.ledger.commit
+
+    def fail_once(entry: dict[str, Any]) -> bool:
+        monkeypatch.setattr(ctx.ledger, "commit", commit)
+        raise OSError("the store went away between the optimizer step and the commit")
+
+    monkeypatch.setattr(ctx.ledger, "commit", fail_once)
+    with pytest.raises(OSError, match="went away"):
+        train_batch(ctx, 1)
+    assert ctx.ledger.head() == 1
+    train_batch(ctx, 1)
+    assert decided(ctx) == decided(finished)[:2]
+
+
+def test_a_second_trainer_loses_and_says_so(finished: RunContext) -> None:
+    first = advance(new_run(memory(), "max_staleness=1"), 1)
+    second = reopened(first)
+    make_batch(first, 1)
+    make_batch(first, 2)
+    second.trainer.prepare(1)
+    stale_view = second.ledger.entry
+    train_batch(first, 1)
+    second.ledger.entry = lambda batch: None if batch == 1 else stale_view(batch)  # type: ignore[method-assign]
+    with pytest.raises(LostRace, match="committed by another trainer"):
+        train_batch(second, 1)
+    assert decided(first) == decided(finished)[:2]
+
+
+def test_a_replay_that_differs_from_the_ledger_is_an_error() -> None:
+    ctx = advance(new_run(memory(), "checkpoint.interval=0"), 2)
+    again = reopened(ctx)
+    real = again.ledger.entry
+
+    def tampered(batch: int) -> dict[str, Any] | None:
+        entry = real(batch)
+        return entry and {**entry, "state_digest": "0" * 64}
+
+    again.ledger.entry = tampered  # type: ignore[method-assign]
+    with pytest.raises(DriftError, match="training step 0"):
+        again.trainer.prepare(2)
+
+
+def test_a_step_without_signal_commits_the_old_weights_under_a_new_version() -> None:
+    ctx = advance(new_run(memory(), "rewards.functions.0.path=tests.runs.rewards:constant"), 2)
+    entries = ctx.ledger.entries()
+    assert [e["episodes"] for e in entries] == [{"planned": 32, "trained": 0, "dropped": {"zero_variance": 32}}] * 2
+    assert {e["weights"] for e in entries} == {ctx.ledger.weights_prefix(0)}
+    again = advance(reopened(ctx), 3)
+    assert again.ledger.head() == 3
+
+
+def test_an_outage_of_the_verifier_is_an_error_and_not_data() -> None:
+    ctx = new_run(memory(), "rewards.functions.0.path=tests.runs.rewards:broken")
+    initialise(ctx)
+    episodes = sample_shard(ctx, 0, 0)
+    with pytest.raises(RewardError, match=r"16 of 16 grades failed.*the verifier is down"):
+        score_shard(ctx, episodes)
+    assert not ctx.store.published(layout.rewards("tiny", 0, 0, 0))
+
+
+def test_the_reference_gives_zero_kl_before_the_first_step_and_more_later() -> None:
+    ctx = advance(new_run(memory(), "grpo.beta=0.1", "training.learning_rate=0.05"), 2)
+    first, second = (e["metrics"]["kl"] for e in ctx.ledger.entries())
+    assert first == pytest.approx(0, abs=1e-9)
+    assert second > 1e-6
+    assert len(ctx.ledger.entry(1)["shards"]["reference"]) == 2
+
+
+def test_prompts_that_are_too_long_are_counted_and_dropped_with_the_reason() -> None:
+    ctx = new_run(
+        memory(), "dataset.path=python://tests.runs.data:mixed_lengths", "dataset.options={}", "dataset.shuffle=false",
+        "eval.prompts=0",
+    )  # fmt: skip
+    advance(ctx, 1)
+    entry = ctx.ledger.entry(0)
+    plan = ctx.store.read_json(entry["plans"][0])
+    assert [g["prompt_tokens"] for g in plan["groups"] if g["skipped"]] == [14, 14]
+    assert entry["episodes"]["planned"] == 32 + 2 * 4
+    assert entry["episodes"]["dropped"]["prompt_too_long"] == 8
+
+
+def test_a_dataset_of_only_too_long_prompts_names_the_setting() -> None:
+    ctx = new_run(memory(), "rollout.max_prompt_tokens=3", "eval.prompts=0")
+    initialise(ctx)
+    with pytest.raises(ConfigError, match=r"rollout\.max_prompt_tokens"):
+        ctx.plan(0)
+
+
+def test_a_changed_reward_under_the_same_name_is_refused_not_mixed() -> None:
+    ctx = advance(new_run(memory()), 1)
+    changed = tiny("rewards.functions.0.weight=2")
+    with pytest.raises(ConfigError, match=r"rewards\.functions.*--allow-config-change"):
+        resume_run(ctx.store, ctx.record, changed)
+    record = resume_run(ctx.store, ctx.record, changed, ["rewards"])
+    again = RunContext(ctx.store, record)
+    with pytest.raises(IdentityError, match="another request"):
+        score_shard(again, sample_shard(again, 0, 0))
+
+
+def test_an_existing_run_is_never_continued_silently_and_changes_are_recorded() -> None:
+    ctx = advance(new_run(memory()), 1)
+    with pytest.raises(ConfigError, match="forge resume tiny"):
+        create_run(ctx.store, tiny())
+    resume_run(ctx.store, ctx.record, tiny("steps=9"), ["steps"])
+    assert load_run(ctx.store, "tiny").config.steps == 9
+    assert load_run(ctx.store, "tiny").changes == 1
+
+
+def test_changed_code_is_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text("def grade(prompt, completion, metadata):\n    return 1.0\n")
+    path = f"rewards.functions.0.path={reward}:grade"
+    ctx = new_run(memory(), path)
+    reward.write_text("def grade(prompt, completion, metadata):\n    return 0.0\n")
+    with pytest.raises(ConfigError, match=r"the code changed.*reward\.py.*--allow-code-change"):
+        resume_run(ctx.store, ctx.record, tiny(path))
+    assert resume_run(ctx.store, ctx.record, tiny(path), allow_code=True).changes == 1
+
+
+def test_several_optimizer_steps_and_epochs_make_one_version() -> None:
+    ctx = advance(new_run(memory(), "training.sync_interval=2", "training.epochs_per_batch=3", "steps=1"), 1)
+    entry = ctx.ledger.entry(0)
+    assert entry["episodes"]["planned"] == 64
+    assert ctx.trainer._trainer.step == 6
+    again = reopened(ctx)
+    again.trainer.prepare(1)
+    assert again.trainer._trainer.state_digest() == entry["state_digest"]
+
+
+def test_committed_fates_are_read_back_not_decided_again(finished: RunContext) -> None:
+    entry = finished.ledger.entry(2)
+    data = load_committed(finished, entry)
+    assert sum(f.trained for f in data.fates) == entry["episodes"]["trained"]
+    assert {f.age for f in data.fates if f.trained} == {1}
