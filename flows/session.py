@@ -81,7 +81,8 @@ class Session:
         self._watcher = StopWatcher(self.stop, store, record.run_id, runtime.flow_run.id)
         self._best_effort = BestEffort(limit_s=30.0)
         self._artifacts = RunArtifacts(self._best_effort, runtime.flow_run.id, record.run_id, self.config.steps)
-        self._progress = ProgressDisplay(record.run_id, self.config.steps, console=Console(stderr=True))
+        self._console = wide_console()
+        self._progress = ProgressDisplay(record.run_id, self.config.steps, console=self._console)
 
     def first_batch(self) -> int:
         """The first training step that is not committed."""
@@ -93,6 +94,7 @@ class Session:
         attach(self.run, self._context)
         self._context.observers += [self._artifacts.step, self._progress.update]
         self._watcher.__enter__()
+        self._progress.note(f"this run in the UI: {runtime.flow_run.ui_url}")
         self._progress.start(self._context.ledger.entries())
         return self
 
@@ -126,8 +128,14 @@ class Session:
         self._artifacts.finish(entries)
         if not entries:
             return
-        Console(stderr=True).print(closing_table(entries))
+        self._console.print(closing_table(entries))
         curve = Path(f"{self.run.run_id}-reward.png")
         reward_curve_png(entries, curve)
-        log.info("reward curve: %s", curve.absolute())
+        self._progress.note(f"reward curve: {curve.absolute()}")
         self._best_effort.close(10.0)
+
+
+def wide_console() -> Console:
+    """Standard error; wide enough for the closing table where it is no terminal."""
+    console = Console(stderr=True)
+    return console if console.is_terminal else Console(stderr=True, width=140)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import logging
+import os
 import sys
-import traceback
 from typing import Any
+
+from rich.console import Console
 
 from flows.commands.common import loaded_config, opened_store
 from forge_core.config import RunConfig, load_config
@@ -21,7 +22,7 @@ FAILED, STOPPED = 1, 130
 def train(args: argparse.Namespace) -> int:
     """Train a new run."""
     config = loaded_config(args)
-    store = opened_store(args, config)
+    store = opened_store(args, config, quiet=True)
     if config.run.id is None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"id": new_run_id("grpo")})})
     config = config.model_copy(update={"store": store.uri})
@@ -38,7 +39,7 @@ def train(args: argparse.Namespace) -> int:
 
 def resume(args: argparse.Namespace) -> int:
     """Go on with a stored run."""
-    store = opened_store(args)
+    store = opened_store(args, quiet=True)
     record = load_run(store, args.run_id)
     config = load_config(record.config, args.overrides)
     resume_check(record, config, args.allow_config_change, args.allow_code_change)
@@ -62,12 +63,13 @@ def _run(start: Any, store: Store, config: RunConfig) -> int:
     """Start the flow under a Prefect server and turn its final state into an exit status."""
     from flows.server import ensure_server
 
-    print(f"run: {config.run.id}", file=sys.stderr)
-    print(estimate_line(config), file=sys.stderr)
-    server = ensure_server()
-    logging.getLogger("forge").setLevel(logging.INFO)
+    # The progress display says what happened; the log of every task is in the UI. Set before Prefect is imported.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING")
+    with Console(stderr=True).status("starting the Prefect server"):
+        server = ensure_server()
     try:
-        print(f"Prefect UI: {server.ui_url}", file=sys.stderr, flush=True)
+        print(f"Prefect UI: {server.ui_url}", file=sys.stderr)
+        print(f"store: {store.uri}\nrun: {config.run.id}\n{estimate_line(config)}", file=sys.stderr, flush=True)
         return _status(start(), config)
     finally:
         server.stop()
@@ -79,7 +81,7 @@ def _status(state: Any, config: RunConfig) -> int:
     if state.is_cancelled() or state.is_cancelling():
         print(f"stopped: {state.message}", file=sys.stderr)
         return STOPPED
-    error = state.result(raise_on_failure=False)
-    traceback.print_exception(error)
+    error = state.result(raise_on_failure=False)  # its traceback is in the log above
+    print(f"{type(error).__name__}: {error}", *getattr(error, "__notes__", []), sep="\n  ", file=sys.stderr)
     print(f"run {config.run.id} failed; after mending the cause: forge resume {config.run.id}", file=sys.stderr)
     return FAILED

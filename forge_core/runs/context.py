@@ -157,6 +157,14 @@ class RunContext:
         cores = len(os.sched_getaffinity(0))
         return cores if self.config.max_staleness == 0 else max(1, cores // 2)
 
+    def device(self, role: str) -> str:
+        """Where ``role`` (a key of ``services``) works: as ``with_gpus`` says, else on a GPU when there is one."""
+        import torch
+
+        service = getattr(self.config.services, role)
+        wanted = service.with_gpus if service is not None else None
+        return "cuda" if wanted or (wanted is None and torch.cuda.is_available()) else "cpu"
+
     def generator(self, version: int) -> Generator:
         """The sampling engine, at ``version`` or newer: loaded on first use, moved forward otherwise."""
         from forge_core.generation.hf import HFGenerator
@@ -164,9 +172,13 @@ class RunContext:
         with self._generator_lock:
             if self._generator is None:
                 g = self.config.generator
-                threads = g.threads or self.cpu_threads
                 self._generator = HFGenerator(
-                    self.weights_dir, version=version, dtype=g.dtype, max_batch=g.max_batch, threads=threads
+                    self.weights_dir,
+                    version=version,
+                    dtype=g.dtype,
+                    device=self.device("generator"),
+                    max_batch=g.max_batch,
+                    threads=g.threads or self.cpu_threads,
                 )
             if self._generator.get_version() < version:
                 self._generator.update_weights(version)

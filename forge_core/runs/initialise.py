@@ -99,7 +99,7 @@ def _warm_start(ctx: RunContext, warm: WarmStartSection, base: Path, target: Pat
     from forge_core.training.trainer import TitanTrainer
 
     settings = _warm_start_settings(ctx.config, warm)
-    trainer = TitanTrainer(base, settings, SFTLoss(), device="cpu")
+    trainer = TitanTrainer(base, settings, SFTLoss(), device=ctx.device("trainer"))
     trainer.setup()
     demonstrations = load_prompts(warm.dataset, seed=ctx.config.run.seed, needs_answer=True, key="warm_start.dataset")
     rows, _ = split_holdout(demonstrations, ctx.config.eval.holdout)

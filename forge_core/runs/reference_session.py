@@ -31,7 +31,11 @@ class ReferenceSession:
         if self._model is None:
             t = ctx.config.training
             self._model = ReferenceModel(
-                ctx.weights_dir(0), token_budget=ctx.config.token_budget, seq_len=t.seq_len, dtype=t.dtype
+                ctx.weights_dir(0),
+                token_budget=ctx.config.token_budget,
+                seq_len=t.seq_len,
+                dtype=t.dtype,
+                device=ctx.device("ref_model"),
             )
             self._model.setup()
         return self._model.forward(samples, ctx.config.grpo.temperature, stop=ctx.stop)

@@ -94,6 +94,7 @@ def _sample(ctx: RunContext, plan: dict[str, Any], shard: int) -> tuple[dict[str
         if completion.metadata["finish_reason"] != "aborted"
     ]
     ended = time.monotonic()
+    version = min((c.metadata["policy_version"] for c in completions), default=version)
     provenance = {
         "policy_version": version,
         "policy_digest": ctx.store.open_published(ctx.ledger.weights_prefix(version)).manifest.content,

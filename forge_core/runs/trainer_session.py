@@ -119,9 +119,8 @@ class TrainerSession:
         if self._trainer is not None:
             self._trainer.cleanup()
         config = self._ctx.config
-        trainer = TitanTrainer(
-            self._ctx.weights_dir(0), TrainerSettings.from_config(config), build_loss(config), device="cpu"
-        )
+        settings, device = TrainerSettings.from_config(config), self._ctx.device("trainer")
+        trainer = TitanTrainer(self._ctx.weights_dir(0), settings, build_loss(config), device=device)
         trainer.setup()
         return trainer
 
