@@ -1,7 +1,8 @@
 """Local folders that hold published objects under plain file names, for engines that load from a disk.
 
 - A folder is complete and checked before anybody sees it, and is made once per object and process.
-- The ``KEEP`` folders that were asked for last stay, and pinned ones for the life of the process. Files that an engine has open survive the removal of their folder.
+- The ``KEEP`` folders that were asked for last stay, and pinned ones for the life of the process. Files that an engine
+  has open survive the removal of their folder.
 - Everything lies in one folder of this process, which goes when the process ends; after a kill, the next process that
   uses the same place removes it (its owner no longer holds the lock file).
 """

@@ -117,6 +117,8 @@ class Ledger:
             raise LedgerError(f"{layout.ledger(self._run_id, missing)} is missing, but later entries exist: restore it")
         for batch in batches:
             entry = self._required(batch)
+            if entry["batch"] != batch:
+                raise LedgerError(f"{layout.ledger(self._run_id, batch)} holds the entry of step {entry['batch']}")
             check_entry(layout.ledger(self._run_id, batch), entry)
             self._check_previous(entry)
         return self.head()

@@ -23,6 +23,7 @@ from forge_core.store.errors import NotFound, StoreError
 
 T = TypeVar("T")
 _COPY_PIECE = 4 * 1024 * 1024  # bytes
+PLACE_ATTEMPTS = 50
 _STALE_S = 86_400.0  # a temporary file untouched for a day belongs to a process that was killed
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 _MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
@@ -82,17 +83,14 @@ class LocalBackend:
     def _place(self, path: str, place: Callable[[Path], T]) -> T:
         """Put a file at ``path``, durably; again when a concurrent delete has removed the new, empty folder."""
         target = self.root / path
-        for _ in range(20):
-            with suppress(FileNotFoundError):
+        for attempt in range(PLACE_ATTEMPTS):
+            try:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                folder = os.open(target.parent, os.O_RDONLY)
-                try:
-                    result = place(target)
-                    os.fsync(folder)
-                    return result
-                finally:
-                    os.close(folder)
-        raise StoreError(f"{path}: another process keeps removing {target.parent}")
+                return _place_durably(target, place)
+            except (FileNotFoundError, FileExistsError):  # mkdir says "exists" of a folder that has just gone
+                if attempt + 1 == PLACE_ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable")
 
     @contextmanager
     def _temporary(self, data: bytes | Path, nonce: str) -> Iterator[Path]:
@@ -143,6 +141,16 @@ class LocalBackend:
         else:
             remedy = f"make {self.root} a folder that you may write to and that knows hard links, or set store=..."
         return StoreError(f"{path} in the store {self.uri}: {error.strerror} ({error.filename}): {remedy}")
+
+
+def _place_durably(target: Path, place: Callable[[Path], T]) -> T:
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        result = place(target)
+        os.fsync(folder)
+        return result
+    finally:
+        os.close(folder)
 
 
 def _link(source: Path, target: Path) -> bool:

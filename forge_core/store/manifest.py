@@ -46,7 +46,7 @@ class Manifest:
         """KeyError, TypeError or ValueError unless ``value`` is a manifest whose digest is that of its files."""
         files = tuple(File(**item) for item in value["files"])
         for file in files:
-            check_key(file.name)
+            check_key(value["prefix"] + file.name)
             check_key(file.key)
         content = content_digest({file.name: file.sha256 for file in files})
         if content != value["content"]:

@@ -52,8 +52,9 @@ class MemoryBackend:
 
     def list(self, folder: str) -> builtins.list[str]:
         with _LOCK:
-            found = self._fs.find(f"{self._root}/{folder}")
-        return sorted(path.removeprefix(f"{self._root}/") for path in found)
+            paths = tuple(self._fs.store)
+        below = f"{self._root}/{folder}/" if folder else f"{self._root}/"
+        return sorted(path.removeprefix(f"{self._root}/") for path in paths if path.startswith(below))
 
     def delete(self, path: str) -> None:
         with _LOCK:

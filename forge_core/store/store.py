@@ -145,6 +145,8 @@ class Store:
         prefix = check_prefix(prefix)
         if self.published(prefix):
             return self._manifest(prefix, request)
+        for name in files:
+            check_key(prefix + name)
         written = tuple(self._write_file(prefix, name, data) for name, data in sorted(files.items()))
         content = content_digest({file.name: file.sha256 for file in written})
         manifest = Manifest(prefix, request, content, written, dict(provenance or {}))
@@ -199,8 +201,8 @@ class Store:
 
     def _write_file(self, prefix: str, name: str, data: bytes | Path) -> File:
         sha256, size = data_digest(data)
-        key = prefix + stored_name(check_key(name), sha256)
-        self._backend.write(check_key(key), data)
+        key = prefix + stored_name(name, sha256)
+        self._backend.write(key, data)
         return File(name, key, size, sha256)
 
     def _manifest(self, prefix: str, request: str | None) -> Manifest:

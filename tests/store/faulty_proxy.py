@@ -94,7 +94,7 @@ def _handler(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
             for name, value in headers:
                 if name.lower() not in ("content-length", "transfer-encoding", "connection"):
                     self.send_header(name, value)
-            length = dict((name.lower(), value) for name, value in headers).get("content-length", str(len(body)))
+            length = {name.lower(): value for name, value in headers}.get("content-length", str(len(body)))
             self.send_header("Content-Length", length if self.command == "HEAD" else str(len(body)))
             self.end_headers()
             self.wfile.write(body)

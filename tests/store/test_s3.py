@@ -46,7 +46,7 @@ def test_a_writer_whose_reply_was_lost_learns_that_it_won(
     proxy.faults = [LOST]
     assert create(store)
     assert not proxy.faults
-    assert ("PUT", "GET") == tuple(method for method, path in proxy.requests if path.endswith("/key"))[-2:]
+    assert tuple(method for method, path in proxy.requests if path.endswith("/key"))[-2:] == ("PUT", "GET")
     assert not create(store)
 
 
@@ -109,9 +109,7 @@ def refused(uri: str, message: str, within_s: float = 10.0) -> None:
 
 
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
-def test_wrong_credentials_name_their_settings(
-    s3_store_uri: str, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_wrong_credentials_name_their_settings(s3_store_uri: str, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "wrong")
     refused(f"{s3_store_uri}/{uuid.uuid4().hex}", "S3 refused .*check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 

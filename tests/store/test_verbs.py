@@ -82,15 +82,21 @@ def test_deleted_keys_are_gone_and_deleting_again_does_nothing(store: Store) -> 
 
 
 @pytest.mark.parametrize(
-    "key", ["", "/", "/etc/passwd", "../x", "a/../b", "a//b", "a/", "./a", "a/.", "a\\b", "a\nb", "a\0b", ".tmp/x", "~/x"]
+    "key",
+    ["", "/", "/etc/passwd", "../x", "a/../b", "a//b", "a/", "./a", "a/.", "a\\b", "a\nb", "a\0b", ".tmp/x", "~/x"],
 )
 def test_keys_cannot_leave_the_root(memory: Store, tmp_path: Path, key: str) -> None:
     for store in (memory, open_store(str(tmp_path / "store"))):
         for use in (store.read, store.exists, store.delete, store.read_json, lambda k, s=store: s.put_new(k, b"x")):
             with pytest.raises(StoreError, match="is not a key"):
                 use(key)
+
+
+@pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/", "a\\b", "a\nb"])
+def test_file_names_cannot_leave_their_object(memory: Store, name: str) -> None:
     with pytest.raises(StoreError, match="is not a key"):
-        memory.publish("ok", {key: b"x"}, request="r")
+        memory.publish("ok", {"fine": b"x", name: b"x"}, request="r")
+    assert memory.list("") == []
 
 
 @pytest.mark.parametrize("prefix", ["..", "a/../..", "/a", "a//"])
@@ -111,11 +117,12 @@ def test_a_store_that_cannot_be_opened_is_named(uri: str) -> None:
 def test_published_files_have_digests_in_their_names_and_plain_names_for_readers(store: Store, tmp_path: Path) -> None:
     big = tmp_path / "weights.bin"
     big.write_bytes(bytes(range(256)) * 10_000)
-    files = {"model.safetensors": big, "sub/config.json": b"{}"}
+    files = {"model.safetensors": big, "sub/config.json": b"{}", ".metadata": b"hidden"}
     manifest = store.publish("w/1", files, request="r", provenance={"host": "here"})
     published = store.open_published("w/1/", request="r")
     assert published.manifest == manifest
-    assert published.files == ["model.safetensors", "sub/config.json"]
+    assert published.files == [".metadata", "model.safetensors", "sub/config.json"]
+    assert published.read(".metadata") == b"hidden"
     assert published.read("model.safetensors") == big.read_bytes()
     assert manifest.provenance == {"host": "here"}
     sha = manifest.file("model.safetensors").sha256
@@ -213,7 +220,10 @@ def test_local_folders_are_few_and_the_last_asked_for_stay(store: Store) -> None
         store.publish(f"w/{version}", {"model": str(version).encode()}, request="r")
         folders.append(store.local_dir(f"w/{version}"))
     assert [folder.exists() for folder in folders] == [False, False, True, True, True, True]
-    assert (store.local_dir("w/0") / "model").read_bytes() == b"0"
+    assert (store.local_dir("w/0", pin=True) / "model").read_bytes() == b"0"
+    for version in range(1, 6):
+        store.local_dir(f"w/{version}")
+    assert (folders[0] / "model").read_bytes() == b"0"
 
 
 def test_a_local_folder_outlives_the_object(store: Store) -> None:
@@ -236,7 +246,7 @@ def test_wait_for_returns_when_the_key_appears(store: Store) -> None:
 
 def test_wait_for_ends_at_its_deadline_with_the_key(store: Store) -> None:
     started = time.monotonic()
-    with pytest.raises(TimeoutError, match="never did not appear in the store .* within 0.2 s"):
+    with pytest.raises(TimeoutError, match=r"never did not appear in the store .* within 0\.2 s"):
         store.wait_for("never", timeout_s=0.2)
     assert 0.2 <= time.monotonic() - started < 3
 

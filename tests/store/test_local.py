@@ -1,0 +1,111 @@
+"""The store on a disk: atomic files, clear errors, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from forge_core.store import StoreError, open_store
+
+NOBODY = 65534
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Root may write everywhere: be somebody else for a moment."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_an_unwritable_folder_is_named_with_the_remedy(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir(mode=0o555)
+    with (
+        unprivileged(),
+        pytest.raises(StoreError, match=r"Permission denied .*folder that you may write to.*store=") as e,
+    ):
+        open_store(str(folder))
+    assert str(folder) in str(e.value)
+
+
+def test_a_file_where_the_folder_should_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError, match="Not a directory"):
+        open_store(str(tmp_path / "file" / "store"))
+
+
+def test_a_plain_path_and_a_file_uri_are_one_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    open_store("./store").put_new("a", b"x")
+    store = open_store(f"file://{tmp_path}/store")
+    assert store.read("a") == b"x"
+    assert store.uri == open_store("store").uri == f"file://{tmp_path}/store"
+
+
+def test_no_temporary_file_is_left_by_winners_and_losers(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    for _ in range(3):
+        store.put_new("a", b"x")
+        store.publish("b", {"c": b"x"}, request="r")
+    assert list((tmp_path / ".tmp").iterdir()) == []
+
+
+def test_temporary_files_of_a_killed_writer_are_removed_after_a_day(tmp_path: Path) -> None:
+    open_store(str(tmp_path)).put_new("a", b"x")
+    old, new = tmp_path / ".tmp/old", tmp_path / ".tmp/new"
+    for file in (old, new):
+        file.write_bytes(b"half written")
+    os.utime(old, (time.time() - 100_000, time.time() - 100_000))
+    open_store(str(tmp_path))
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_stored_files_are_read_only(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    manifest = store.publish("w", {"model": b"x"}, request="r")
+    modes = {path.stat().st_mode & 0o222 for path in (tmp_path / manifest.files[0].key, store.local_dir("w") / "model")}
+    assert modes == {0}
+
+
+def test_local_folders_share_their_bytes_with_the_store(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    manifest = store.publish("w", {"model": b"x"}, request="r")
+    assert (store.local_dir("w") / "model").samefile(tmp_path / manifest.files[0].key)
+
+
+LOCAL_DIR = """
+import os, signal, sys
+from forge_core.store import open_store
+store = open_store(sys.argv[1])
+store.publish("w", {"model": b"x"}, request="r")
+print(store.local_dir("w"), flush=True)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+assert "torch" not in sys.modules and "s3fs" not in sys.modules, "the store loads an engine or S3 without need"
+"""
+
+
+@pytest.mark.parametrize("end", ["ends", "killed"])
+def test_local_folders_go_with_their_process_or_with_the_next_one(tmp_path: Path, end: str) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", LOCAL_DIR, str(tmp_path), end], stdout=subprocess.PIPE, text=True, check=end == "ends"
+    )
+    folder = Path(process.stdout.strip())
+    assert folder.exists() == (end == "killed")
+    mine = open_store(str(tmp_path)).local_dir("w")
+    assert not folder.exists()
+    assert (mine / "model").read_bytes() == b"x"
