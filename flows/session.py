@@ -16,6 +16,7 @@ from typing import Any
 
 from prefect import runtime
 from prefect.states import Cancelled, Completed, State
+from prefect.utilities.urls import url_for
 from rich.console import Console
 
 from flows.artifacts import RunArtifacts
@@ -85,17 +86,18 @@ class Session:
         self._progress = ProgressDisplay(record.run_id, self.config.steps, console=self._console)
 
     def first_batch(self) -> int:
-        """The first training step that is not committed."""
-        batch = max(0, self._context.ledger.head())
-        self._context.rollouts.begin(batch)
-        return batch
+        """The first training step that is not committed; from here on steps are timed."""
+        entries = self._context.ledger.entries()
+        self._progress.start(entries)
+        self._context.rollouts.begin(len(entries))
+        return len(entries)
 
     def __enter__(self) -> Session:
         attach(self.run, self._context)
         self._context.observers += [self._artifacts.step, self._progress.update]
         self._watcher.__enter__()
-        self._progress.note(f"this run in the UI: {runtime.flow_run.ui_url}")
-        self._progress.start(self._context.ledger.entries())
+        self._context.note = self._progress.note
+        self._progress.note(f"this run in the UI: {url_for('flow-run', obj_id=runtime.flow_run.id)}")
         return self
 
     def __exit__(

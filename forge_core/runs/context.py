@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import uuid
@@ -31,6 +32,7 @@ from forge_core.stop import StopToken
 from forge_core.store import Ledger, Store, digest, layout, open_store
 from forge_core.store.plans import put_plan
 
+log = logging.getLogger("forge")
 _contexts: dict[RunRef, RunContext] = {}
 _registry_lock = threading.Lock()
 
@@ -56,9 +58,9 @@ def context_of(ref: RunRef) -> RunContext:
 
 
 class RunContext:
-    """``stop`` ends every engine call; ``observers`` are called with each entry that this process commits.
-
-    ``background`` does what must neither delay nor fail a step, such as deleting what nothing reaches."""
+    """``stop`` ends every engine call. ``observers`` are called with each entry that this process commits, ``note``
+    with news for a person. ``background`` does what must neither delay nor fail a step, such as deleting what nothing
+    reaches."""
 
     def __init__(self, store: Store, record: RunRecord, stop: StopToken | None = None) -> None:
         self.store, self.record, self.config = store, record, record.config
@@ -68,6 +70,7 @@ class RunContext:
         self.ledger = Ledger(store, record.run_id)
         self.candidates: dict[int, str] = {}
         self.observers: list[Callable[[dict[str, Any]], None]] = []
+        self.note: Callable[[str], None] = log.info
         self.background = BestEffort(limit_s=120.0, name="background")
         self.rollouts = ShardTracker(shard_count(record.config))
         self._plans: dict[int, dict[str, Any]] = {}

@@ -8,7 +8,6 @@ processes may do it at once: the first ``init.json`` wins.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,7 +26,6 @@ from forge_core.store import digest, layout
 from forge_core.training.packing import Sample, pack
 from forge_core.training.settings import TrainerSettings
 
-log = logging.getLogger("forge.initialise")
 PAD_ID = 0  # any token will do: padding is masked everywhere
 MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 
@@ -109,8 +107,8 @@ def _warm_start(ctx: RunContext, warm: WarmStartSection, base: Path, target: Pat
         totals = Totals(sum(sum(s.loss_mask) for s in samples), len(samples))
         batches = pack(samples, ctx.config.token_budget, PAD_ID, ctx.config.training.seq_len)
         loss = trainer.train_step(batches, totals=totals, stop=ctx.stop)[0].loss
-        if step % 50 == 0 or step + 1 == warm.steps:
-            log.info("warm start: step %d of %d, loss %.3f", step + 1, warm.steps, loss)
+        if (step + 1) % 100 == 0 or step + 1 == warm.steps:
+            ctx.note(f"warm start: step {step + 1} of {warm.steps}, loss {loss:.3f}")
     target.mkdir()
     trainer.push_weights(target)
     trainer.cleanup()
