@@ -6,9 +6,10 @@ Invariant: the settings of a run are a pure function of its configuration, so a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from forge_core.config.run_config import RunConfig
+if TYPE_CHECKING:
+    from forge_core.config.run_config import RunConfig
 
 Dtype = Literal["float32", "bfloat16"]
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 from forge_core.training.architecture import Architecture, inverse_frequencies
 from forge_core.training.logprob_head import target_logprobs
@@ -45,7 +46,6 @@ def _prepare_import() -> None:
 
 _prepare_import()
 
-from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed import utils as dist_utils  # noqa: E402
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder  # noqa: E402
 from torchtitan.models.common import CosSinRoPE, Embedding, Linear  # noqa: E402
@@ -215,7 +215,7 @@ def build_model(arch: Architecture, seq_len: int, device: torch.device, compute_
     with torch.device("meta"):
         model = config.build()
     if dist.get_world_size() > 1 or compute_dtype != torch.float32:
-        _shard(model, compute_dtype)
+        _shard(model, device, compute_dtype)
     return _materialize(model, device)
 
 
@@ -238,16 +238,22 @@ def _materialize(model: PolicyModel, device: torch.device) -> PolicyModel:
     return model
 
 
-def _shard(model: PolicyModel, compute_dtype: torch.dtype) -> None:
-    world = dist.get_world_size()
-    dims = ParallelDims(
-        dp_replicate=1, dp_shard=world, cp=1, tp=1, pp=1, ep=1, world_size=world, spmd_backend="partial_dtensor"
-    )
-    dims.build_mesh()
-    apply_fsdp_to_decoder(
-        model, dims.get_mesh(["fsdp"]), param_dtype=compute_dtype, reduce_dtype=torch.float32, pp_enabled=False
-    )
-    if not torch.cuda.is_available():  # gloo cannot scale while it reduces
+def reshard(model: PolicyModel) -> None:
+    """Make the model's parameters the optimizer's own again.
+
+    After a forward pass without backward FSDP leaves gathered copies in place of the last layers' parameters: reading
+    them would give compute-type values, and writing past them would leave the next forward pass with old weights.
+    """
+    for module in model.modules():
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()
+
+
+def _shard(model: PolicyModel, device: torch.device, compute_dtype: torch.dtype) -> None:
+    """Shard parameters over all ranks of the process group; a mesh of ``device``'s kind, whatever else there is."""
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("fsdp",))
+    apply_fsdp_to_decoder(model, mesh, param_dtype=compute_dtype, reduce_dtype=torch.float32, pp_enabled=False)
+    if device.type == "cpu":  # gloo cannot scale while it reduces
         for module in model.modules():
             if isinstance(module, fsdp.FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)

@@ -79,11 +79,11 @@ class TitanTrainer:
     def setup(self) -> None:
         """Load the weights and make the optimizer. Raises ValueError for a folder that cannot be trained exactly."""
         self._arch = read_architecture(self.model_dir)
-        from forge_core.training.titan_compat import build_model, clip_grad_norm_
+        from forge_core.training.titan_compat import build_model, clip_grad_norm_, reshard
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        self._clip = clip_grad_norm_
+        self._clip, self._reshard = clip_grad_norm_, reshard
         self._model = build_model(self._arch, self.settings.seq_len, self.device, self._dtype)
         hf_io.load_weights(self._model, self._arch, self.model_dir)
         self._optimizer = build_optimizer(self._model, self.settings)
@@ -100,7 +100,8 @@ class TitanTrainer:
     ) -> ForwardBackwardResult:
         """Add the gradients of ``batches`` to those already there.
 
-        ``totals`` are the loss's denominators; left out, they count over all batches of this call. ``temperature`` is
+        ``totals`` are the loss's denominators; left out, they count over all batches of this call (of
+        this rank: with several, give the sums). ``temperature`` is
         the one that tokens were sampled at. Raises ``Stopped`` between micro-batches when ``stop`` is set; call
         ``clear_gradients`` before going on after that.
         """
@@ -203,7 +204,7 @@ class TitanTrainer:
         }
         status["learning_rate"] = learning_rate(self.step, self.settings)
         if self._model is not None:
-            status["parameters"] = sum(p.numel() for p in self._model.parameters())
+            status["parameters"] = sum(p.numel() for p in self._ready()[0].parameters())
         return status
 
     def cleanup(self) -> None:
@@ -214,6 +215,7 @@ class TitanTrainer:
     def _ready(self) -> tuple[Any, torch.optim.AdamW]:
         if self._model is None or self._optimizer is None:
             raise RuntimeError("the trainer has no model: call setup() first")
+        self._reshard(self._model)
         return self._model, self._optimizer
 
     def _count(self, batches: Sequence[TextTrainBatch]) -> Totals:

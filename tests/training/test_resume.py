@@ -87,6 +87,20 @@ def test_a_trainer_goes_back_to_its_own_checkpoint_and_forgets_gradients(tmp_pat
     assert train(trainer, range(2)) == first
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_forward_pass_between_two_calls_changes_nothing(tmp_path: Path, dtype: str) -> None:
+    trainer = trainer_of(saved("llama2")[0], dtype)
+    batches = pack(samples(), 128, pad_id=0, seq_len=64)
+    digest = trainer.state_digest()
+    logprobs = trainer.logprobs(batches)
+    assert trainer.state_digest() == digest
+    trainer.save(tmp_path)
+    train(trainer, range(2))
+    assert trainer.logprobs(batches) != logprobs
+    trainer.load(tmp_path)
+    assert trainer.logprobs(batches) == logprobs
+
+
 def test_the_random_state_of_torch_is_restored(tmp_path: Path) -> None:
     trainer = trainer_of(saved("smollm2")[0])
     torch.manual_seed(5)
