@@ -85,8 +85,8 @@ class TrainerSession:
         self._at(data.batch)
         started = time.monotonic()
         stepped, metrics = self._step(data)
-        digest = self._loaded().state_digest()
-        outcome = Outcome(stepped, {**metrics, "time/train": time.monotonic() - started}, digest)
+        metrics["time/train"] = time.monotonic() - started
+        outcome = Outcome(stepped, metrics, self._loaded().state_digest())
         self._uncommitted = (data.batch, outcome)
         return outcome
 

@@ -236,3 +236,11 @@ def test_committed_fates_are_read_back_not_decided_again(finished: RunContext) -
     data = load_committed(finished, entry)
     assert sum(f.trained for f in data.fates) == entry["episodes"]["trained"]
     assert {f.age for f in data.fates if f.trained} == {1}
+
+
+@pytest.mark.server
+def test_a_run_on_s3_equals_one_in_memory(finished: RunContext, s3_store_uri: str) -> None:
+    ctx = advance(new_run(f"{s3_store_uri}/tiny-run", "max_staleness=1"), 3)
+    assert decided(ctx) == decided(finished)[:3]
+    again = advance(reopened(ctx), 4)
+    assert decided(again) == decided(finished)
