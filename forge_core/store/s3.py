@@ -12,11 +12,12 @@
 from __future__ import annotations
 
 import builtins
+import os
 import random
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ FIRST_WAIT_S = 0.2
 _CONFIG = {
     "connect_timeout": 5,  # seconds
     "read_timeout": 60,  # seconds
+    "max_pool_connections": 50,
     "retries": {"mode": "standard", "total_max_attempts": 3},  # of one part of a large file; `_call` repeats the whole
     # Digests are in the manifests, and several S3-compatible servers do not know these headers.
     "request_checksum_calculation": "when_required",
@@ -49,6 +51,15 @@ _PASSING_STATUS = (408, 409, 429, 500, 502, 503, 504)
 _CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE)"
 
 
+@lru_cache(maxsize=4)
+def _file_system(process: int, settings: tuple[tuple[str, str], ...]) -> s3fs.S3FileSystem:
+    """One client for all stores with the same AWS settings: making one takes a good part of a second."""
+    # A cached listing would hide the keys of other writers; s3fs's own cache of clients would hide changed settings.
+    file_system = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True, config_kwargs=_CONFIG)
+    file_system.retries = 1  # `_call` is the only one that repeats
+    return file_system
+
+
 class S3Backend:
     longest_poll_s = 2.0
 
@@ -56,9 +67,8 @@ class S3Backend:
         self.bucket = bucket
         self.prefix = f"{prefix}/" if prefix else ""
         self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
-        # A cached listing would hide the keys of other writers.
-        self._fs = s3fs.S3FileSystem(use_listings_cache=False, skip_instance_cache=True, config_kwargs=_CONFIG)
-        self._fs.retries = 1  # `_call` is the only one that repeats
+        settings = ((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))
+        self._fs = _file_system(os.getpid(), tuple(sorted(settings)))
         self._reached = False
 
     def create(self, path: str, body: bytes, nonce: str) -> bool:

@@ -30,7 +30,7 @@ print(" ".join(str(n) for n in range(int(rounds)) if store.put_new(f"race/{n}", 
 
 def rounds(store: Store) -> int:
     """The S3 server lets racers for one key wait for each other in steps of a second."""
-    return 2 if store.uri.startswith("s3") else 20
+    return 1 if store.uri.startswith("s3") else 20
 
 
 def race(racer: Callable[[int], bool]) -> list[int]:
@@ -53,9 +53,8 @@ def test_one_of_twenty_threads_creates_a_key(store: Store) -> None:
 
 
 def test_one_of_twenty_threads_wins_with_equal_bodies(store: Store) -> None:
-    for attempt in range(rounds(store) // 2):
+    for attempt in range(rounds(store)):
         assert len(race(lambda n, key=f"bytes/{attempt}": store.put_new(key, b"the same"))) == 1
-        assert len(race(lambda n, key=f"json/{attempt}": store.put_new_json(key, {"same": 1}))) == 1
 
 
 def test_all_publishers_of_one_object_return_the_same_manifest(store: Store) -> None:

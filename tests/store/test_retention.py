@@ -20,8 +20,10 @@ KEPT_FOR_EVER = ("plans", "episodes", "rewards", "reference", "ledger")
 class Run:
     """A run that grows step by step, and its own account of what must be there."""
 
-    def __init__(self, staleness: int, keep_weights: int, keep_checkpoints: int, grace_s: float) -> None:
-        self.store: Store = open_store(f"memory://{uuid.uuid4().hex}")
+    def __init__(
+        self, staleness: int, keep_weights: int, keep_checkpoints: int, grace_s: float, root: str = "memory:/"
+    ) -> None:
+        self.store: Store = open_store(f"{root}/{uuid.uuid4().hex}")
         self.rules: dict[str, Any] = {
             "staleness": staleness,
             "keep_weights": keep_weights,
@@ -305,8 +307,7 @@ def test_rules_that_keep_less_than_a_resume_needs_are_refused(setting: str, rule
 
 
 @pytest.mark.server
-def test_retention_works_on_s3(s3_store_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.store.test_retention.open_store", lambda _: open_store(f"{s3_store_uri}/gc-test"))
-    run = grown(5)
+def test_retention_works_on_s3(s3_store_uri: str) -> None:
+    run = grown(5, root=s3_store_uri)
     run.collect()
     assert versions(run) == [0, 4, 5]
