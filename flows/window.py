@@ -38,6 +38,7 @@ class Window:
         self._pause = pause or self._wait_for_change
         self._open: dict[int, list[tuple[str, Future]]] = {}
         self._trained: dict[int, Future] = {}
+        self._watched: set[int] = set()  # id of each open future
         self._done: set[int] = set()
 
     def open(self, batch: int, trained: Future, **stages: list[Any]) -> None:
@@ -45,6 +46,7 @@ class Window:
         named = [(f"{stage} of batch {batch}, shard {i}", f) for stage, fs in stages.items() for i, f in enumerate(fs)]
         self._open[batch] = [*named, (f"train of batch {batch}", trained)]
         self._trained[batch] = trained
+        self._watched |= {id(future) for _, future in self._open[batch]}
         for _, future in self._open[batch]:
             future.add_done_callback(self._on_done)
 
@@ -79,7 +81,8 @@ class Window:
 
     def _on_done(self, future: Future) -> None:
         with self._changed:
-            self._done.add(id(future))
+            if id(future) in self._watched:  # else its batch is closed, and the id may soon be another future's
+                self._done.add(id(future))
             self._changed.notify_all()
 
     def _wait_for_change(self) -> None:
@@ -95,7 +98,9 @@ class Window:
     def _close(self, last: int) -> None:
         with self._changed:
             for batch in [b for b in self._open if b <= last]:
-                self._done -= {id(future) for _, future in self._open.pop(batch)}
+                closed = {id(future) for _, future in self._open.pop(batch)}
+                self._watched -= closed
+                self._done -= closed
                 del self._trained[batch]
 
 

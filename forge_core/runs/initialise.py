@@ -20,6 +20,7 @@ from forge_core.config.run_config import ScratchModel, WarmStartSection
 from forge_core.data.cursor import Cursor, next_rows
 from forge_core.data.prompts import PromptSet, load_prompts, render, split_holdout
 from forge_core.engine_thread import EngineThread
+from forge_core.models.imports import import_model_code
 from forge_core.runs.context import RunContext
 from forge_core.runs.record import now
 from forge_core.store import digest, layout
@@ -31,10 +32,19 @@ MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 
 
 def initialise(ctx: RunContext) -> dict[str, Any]:
-    """Publish version 0 and commit ``init.json``, unless the run has one; returns it."""
-    existing = ctx.ledger.init()
-    if existing is not None:
-        return existing
+    """Publish version 0 and commit ``init.json``, unless the run has one; returns it.
+
+    Every process that works on the run calls this before it starts threads: see ``import_model_code``.
+    """
+    if ctx.ledger.init() is None:
+        _publish_version_zero(ctx)
+    committed = ctx.ledger.init()
+    assert committed is not None
+    import_model_code(ctx.weights_dir(0))
+    return committed
+
+
+def _publish_version_zero(ctx: RunContext) -> None:
     started_at, started = now(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="forge-init-") as scratch:
         folder, metrics = initial_model(ctx, Path(scratch))
@@ -54,9 +64,6 @@ def initialise(ctx: RunContext) -> dict[str, Any]:
         "finished_at": now(),
     }
     ctx.ledger.commit_init(entry)
-    committed = ctx.ledger.init()
-    assert committed is not None
-    return committed
 
 
 def _identity(config: RunConfig) -> dict[str, Any]:

@@ -172,3 +172,17 @@ def test_futures_of_closed_batches_are_dropped() -> None:
         window.open(batch, quick.submit(REF, batch))
     assert len(window._open) <= 2
     assert len(window._done) <= 2
+    assert len(window._watched) <= 2
+
+
+def test_a_future_that_reports_after_its_batch_was_closed_leaves_nothing_behind() -> None:
+    # A dependent task may see a result, and even end, before the callbacks of the result's future have run.
+    executor = Executor({"generator": 2})
+    quick = SimTask(executor, "generator", lambda args: 1.0, lambda *args: None)
+    window = Window(pause=executor.advance)
+    rollout, trained = quick.submit(REF, 0), quick.submit(REF, 0)
+    window.open(0, trained, rollout=[rollout])
+    (late,), rollout.callbacks = rollout.callbacks, []
+    window.committed(0)
+    late(rollout)
+    assert window._done == set(), "the next future with this id would count as done"
