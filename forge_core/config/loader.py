@@ -6,6 +6,7 @@ Guarantees:
   but the environment variables that a value names.
 - ``load_config`` of ``to_yaml(config)`` gives an equal configuration; equal configurations have equal digests.
 - ``hf://`` names are kept as they are: the model resolver turns them into local folders.
+- Files are written in full (``files.py``): found from the working directory, else from the configuration's folder.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pydantic import ValidationError
 
 from forge_core.config.errors import ConfigError
 from forge_core.config.explain import problems_of
+from forge_core.config.files import located
 from forge_core.config.overrides import Overrides, apply_overrides
 from forge_core.config.references import escape, resolve_references
 from forge_core.config.run_config import RunConfig
@@ -46,7 +48,7 @@ def load_config(source: str | Path | Mapping[str, Any] | RunConfig, overrides: O
         raise ConfigError([*problems, *problems_of(error)], name) from None
     if problems:
         raise ConfigError(problems, name)
-    return config
+    return located(config, Path(source).parent if isinstance(source, str | Path) else None)
 
 
 def to_yaml(config: RunConfig) -> str:

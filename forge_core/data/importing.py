@@ -58,7 +58,10 @@ def find_file(path: str, folder: Path | None = None) -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate.resolve()
-    raise ObjectPathError(f"{path}: no such file: {' or '.join(str(candidate) for candidate in candidates)}")
+    raise ObjectPathError(
+        f"{path}: no such file: {' or '.join(str(candidate) for candidate in candidates)} (a configuration's files are "
+        "looked for in the working directory, then in the folder of the configuration file)"
+    )
 
 
 def _import_module(path: str, folder: Path | None) -> ModuleType:

@@ -180,7 +180,10 @@ def _refuse_missing_file(place: str, key: str) -> None:
     from forge_core.data.hub import is_hub_id
 
     if place.endswith(FILE_TYPES) or not is_hub_id(place):
-        raise DataError(f"{key}.path: there is no file or folder {place!r} (looked from {Path.cwd()})")
+        raise DataError(
+            f"{key}.path: there is no file or folder {place!r} (looked from {Path.cwd()}, then from the folder of the "
+            "configuration file)"
+        )
 
 
 def _layout(section: DatasetSection, columns: Sequence[str], needs_answer: bool, key: str) -> Layout:

@@ -9,6 +9,7 @@ from forge_core.config.run_config import ScratchModel
 from forge_core.data.prompts import check_dataset
 from forge_core.models.resolve import resolve_model
 from forge_core.rewards.resolve import needs_answer, resolve
+from forge_core.runs.prompt_checks import check_prompts
 
 
 def check_run(config: RunConfig) -> list[str]:
@@ -30,4 +31,4 @@ def _check(config_json: str) -> tuple[str, ...]:
     if not isinstance(config.model, ScratchModel):
         assert config.model is not None
         resolve_model(config.model)
-    return tuple(warnings)
+    return (*warnings, *check_prompts(config))

@@ -1,0 +1,48 @@
+"""Files that a configuration names.
+
+Guarantee: a relative path that names something on this disk, seen from the working directory or else from the folder
+of the configuration file, is written in full; so a run can be resumed from any folder of its machine. Everything else
+(hub ids, built-in rewards, modules, paths that name nothing) stays as it is written.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from forge_core.config.run_config import RunConfig
+
+PYTHON = "python://"
+
+
+def located(config: RunConfig, folder: Path | None = None) -> RunConfig:
+    """``config`` with the files of model, data sets and rewards in full; ``folder`` is that of its file."""
+    tree = config.model_dump(mode="json")
+    roots = [Path.cwd(), *([folder.absolute()] if folder else [])]
+    datasets = [tree["dataset"], (tree["warm_start"] or {}).get("dataset")]
+    tree["model"] = _located(tree["model"], roots)
+    for dataset in filter(None, datasets):
+        dataset["path"] = _located(dataset["path"], roots)
+    for function in tree["rewards"]["functions"]:
+        function["path"] = _located_object(function["path"], roots)
+    return RunConfig.model_validate(tree)
+
+
+def _located(value: Any, roots: list[Path]) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value.startswith(PYTHON):
+        return PYTHON + _located_object(value.removeprefix(PYTHON), roots)
+    return value if "://" in value else _in_full(value, roots)
+
+
+def _located_object(path: str, roots: list[Path]) -> str:
+    """``file.py:name`` with the file in full; a built-in name or ``module:name`` as it is."""
+    file, colon, name = path.rpartition(":")
+    return f"{_in_full(file, roots)}{colon}{name}" if file.endswith(".py") else path
+
+
+def _in_full(path: str, roots: list[Path]) -> str:
+    found = [root / path for root in roots if path and (root / path).exists()]
+    return os.path.abspath(found[0]) if found else path
