@@ -30,7 +30,8 @@ from forge_core.runs import RunRef
 from forge_core.runs.checks import check_run
 from forge_core.runs.context import RunContext, attach, detach
 from forge_core.runs.planning import shard_count
-from forge_core.runs.record import RunRecord, create_run, load_run, new_run_id, resume_run
+from forge_core.runs.record import RunRecord, create_run, load_run, new_run_id, resume_check, resume_run
+from forge_core.runs.sealing import seal
 from forge_core.stop import Stopped, StopToken
 from forge_core.store import Store, open_store
 
@@ -65,6 +66,9 @@ def resumed_session(
     config = load_config(record.config, overrides)
     for warning in check_run(config):
         log.warning(warning)
+    changed, _ = resume_check(record, config, allow_keys, allow_code)
+    if changed:
+        seal(store, record, StopToken())
     return Session(store, resume_run(store, record, config, allow_keys, allow_code))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -34,10 +34,11 @@ class RunRef:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """``run.json`` with the changes allowed since; ``changes`` counts them."""
+    """``run.json`` with the changes allowed since: ``changes`` counts them, ``original`` is the first configuration."""
 
     run_id: str
     config: RunConfig
+    original: RunConfig
     code: dict[str, str]
     created_at: str
     changes: int
@@ -80,7 +81,7 @@ def _taken(store: Store, run_id: str) -> ConfigError:
 def create_run(store: Store, config: RunConfig) -> RunRecord:
     """Write ``run.json`` of a new run. Raises ConfigError when the id is taken."""
     assert config.run.id is not None
-    record = RunRecord(config.run.id, config, code_digests(config), now(), 0)
+    record = RunRecord(config.run.id, config, config, code_digests(config), now(), 0)
     body = {"run_id": record.run_id, "flow": "grpo", "created_at": record.created_at, **_body(record)}
     if not store.put_new_json(layout.run_json(record.run_id), body):
         raise _taken(store, record.run_id)
@@ -101,8 +102,8 @@ def load_run(store: Store, run_id: str) -> RunRecord:
     while store.exists(layout.config_change(run_id, changes)):
         newest = store.read_json(layout.config_change(run_id, changes))
         changes += 1
-    config = RunConfig.model_validate(newest["config"])
-    return RunRecord(run_id, config, newest["code"], first["created_at"], changes)
+    config, original = (RunConfig.model_validate(body["config"]) for body in (newest, first))
+    return RunRecord(run_id, config, original, newest["code"], first["created_at"], changes)
 
 
 def resume_check(
@@ -135,7 +136,7 @@ def resume_run(
     changed, code = resume_check(record, config, allow_keys, allow_code)
     if not changed:
         return record
-    resumed = RunRecord(record.run_id, config, code, record.created_at, record.changes + 1)
+    resumed = replace(record, config=config, code=code, changes=record.changes + 1)
     body = {**_body(resumed), "changed": changed, "changed_at": now()}
     if not store.put_new_json(layout.config_change(record.run_id, record.changes), body):
         raise ConfigError(f"run {record.run_id!r} was changed by another resume just now: try again")

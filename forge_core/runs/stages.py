@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge_core.algorithms.fates import StalenessError
 from forge_core.config import RunConfig
+from forge_core.data.errors import DataError
+from forge_core.data.prompts import Prompt
 from forge_core.data_model import SCHEMA_VERSION, Completion, Episode
 from forge_core.rewards.actor import Graded, RewardItem
 from forge_core.rewards.resolve import RewardError, source_digest
@@ -82,14 +84,13 @@ def _sample(ctx: RunContext, plan: dict[str, Any], shard: int) -> tuple[dict[str
     version = sampling_version(ctx, batch)
     if ctx.config.rollout.version == "oldest":
         ctx.rollouts.wait_before(batch, ctx.stop)
-    requests = shard_requests(ctx.run_id, plan, shard)
+    requests, prompts = shard_requests(ctx.run_id, plan, shard), _prompts(ctx, plan)
     engine = ctx.generator(version)
     working = time.monotonic()
     completions = engine.generate(requests, stop=ctx.stop, deadline_s=ctx.config.rollout.deadline_s)
     _check_versions(ctx.config, batch, completions)
-    row_of = {g["group"]: g["row"] for g in plan["groups"]}
     rows = [
-        episode_row(request, ctx.prompts[row_of[int(request.request_id.split("/")[-2])]], completion)
+        episode_row(request, prompts[int(request.request_id.split("/")[-2])], completion)
         for request, completion in zip(requests, completions, strict=True)
         if completion.metadata["finish_reason"] != "aborted"
     ]
@@ -107,6 +108,18 @@ def _sample(ctx: RunContext, plan: dict[str, Any], shard: int) -> tuple[dict[str
         "missing": len(requests) - len(rows),
     }
     return {EPISODES_FILE: episodes_bytes(rows)}, provenance
+
+
+def _prompts(ctx: RunContext, plan: dict[str, Any]) -> dict[int, Prompt]:
+    """The prompt of each group. Raises DataError when the data set is not the one that was planned with."""
+    prompts = {g["group"]: ctx.prompts[g["row"]] for g in plan["groups"]}
+    for group in plan["groups"]:
+        if prompts[group["group"]].prompt_id != group["prompt_id"]:
+            raise DataError(
+                f"dataset.path: row {group['row']} is not the prompt that batch {plan['batch']} was planned with: "
+                "the data set changed since; restore it, or start a new run"
+            )
+    return prompts
 
 
 def _check_versions(config: RunConfig, batch: int, completions: list[Completion]) -> None:

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 import time
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from forge_core.runs.consumption import StepData, load_committed, optimizer_batc
 from forge_core.store import entry_digest, folder_files, layout
 from forge_core.store.checkpoints import publish_checkpoint
 from forge_core.training.packing import Sample, pack
+from forge_core.training.settings import TrainerSettings
 
 if TYPE_CHECKING:
     from forge_core.runs.context import RunContext
@@ -53,6 +55,8 @@ class TrainerSession:
         self._trainer: TitanTrainer | None = None
         self._version: int | None = None
         self._uncommitted: tuple[int, Outcome] | None = None
+        self._exact = ctx.device("trainer") == "cpu"
+        self._drift: float | None = None  # of the replay that this process began with, until a step records it
 
     def prepare(self, version: int) -> None:
         """Load the trainer and bring it to ``version``."""
@@ -86,6 +90,8 @@ class TrainerSession:
         started = time.monotonic()
         stepped, metrics = self._step(data)
         metrics["time/train"] = time.monotonic() - started
+        if self._drift is not None:
+            metrics["resume/drift"], self._drift = self._drift, None
         outcome = Outcome(stepped, metrics, self._loaded().state_digest())
         self._uncommitted = (data.batch, outcome)
         return outcome
@@ -98,6 +104,8 @@ class TrainerSession:
         at = self._restore(version)
         for batch in range(at, version):
             self._replay(batch)
+        if at < version and not self._exact:
+            self._accept_drift(version)
         self._version = version
 
     def _restore(self, version: int) -> int:
@@ -114,15 +122,22 @@ class TrainerSession:
         return batch + 1
 
     def _build(self) -> TitanTrainer:
-        from forge_core.training.trainer import TitanTrainer, TrainerSettings
+        from forge_core.training.trainer import TitanTrainer
 
         if self._trainer is not None:
             self._trainer.cleanup()
         config = self._ctx.config
-        settings, device = TrainerSettings.from_config(config), self._ctx.device("trainer")
-        trainer = TitanTrainer(self._ctx.weights_dir(0), settings, build_loss(config), device=device)
+        trainer = TitanTrainer(
+            self._ctx.weights_dir(0), self._settings(), build_loss(config), device=self._ctx.device("trainer")
+        )
         trainer.setup()
         return trainer
+
+    def _settings(self) -> TrainerSettings:
+        """The schedule's horizon is the one that the run started with, whatever ``steps`` was changed to since."""
+        record = self._ctx.record
+        horizon = TrainerSettings.from_config(record.original).total_steps
+        return dataclasses.replace(TrainerSettings.from_config(record.config), total_steps=horizon)
 
     def _replay(self, batch: int) -> None:
         entry = self._ctx.ledger.entry(batch)
@@ -131,15 +146,30 @@ class TrainerSession:
         self._compare(batch, "replay")
 
     def _compare(self, batch: int, source: str) -> None:
-        """The state digest must be the ledger's: on a CPU replay is exact."""
+        """The state must be the ledger's: exactly on a CPU, within ``resume.max_drift`` where kernels are not exact."""
         entry = self._ctx.ledger.entry(batch)
         assert entry is not None, f"ledger entry {batch} is missing"
         found = self._loaded().state_digest()
-        if found != entry["state_digest"]:
+        if found == entry["state_digest"]:
+            return
+        if self._exact or source == "checkpoint":
             raise DriftError(
                 f"{source} of training step {batch} gives parameters {found[:12]}, the ledger has "
                 f"{entry['state_digest'][:12]}: another kind of machine, another torch, or changed code. "
                 "Resume where the run was made, or start a new run from its exported weights (forge export)"
+            )
+
+    def _accept_drift(self, version: int) -> None:
+        """After an inexact replay: the parameters must be close to the published ones; the distance is recorded."""
+        with tempfile.TemporaryDirectory(prefix="forge-drift-") as folder:
+            self._loaded().push_weights(Path(folder))
+            self._drift = relative_distance(Path(folder), self._ctx.weights_dir(version))
+        limit = self._ctx.config.resume.max_drift
+        self._ctx.note(f"replayed parameters differ from version {version} by {self._drift:.2e} (relative)")
+        if self._drift > limit:
+            raise DriftError(
+                f"replay gives parameters that differ from version {version} by {self._drift:.2e}, more than "
+                f"resume.max_drift={limit}: resume on the kind of machine that made the run, or allow more drift"
             )
 
     def _step(self, data: StepData) -> tuple[bool, dict[str, float]]:
@@ -167,7 +197,7 @@ class TrainerSession:
             extra = {"cursor": entry["cursor"], "version": entry["version_out"]}
             self._loaded().save(Path(folder), extra)
             ctx, files = self._ctx, folder_files(Path(folder))
-            return publish_checkpoint(ctx.store, ctx.run_id, entry, ctx.attempt, files).prefix
+            return publish_checkpoint(ctx.store, ctx.run_id, entry, entry["attempt"], files).prefix
 
 
 def newest_checkpoint(ctx: RunContext, version: int) -> tuple[int, str] | None:
@@ -180,3 +210,13 @@ def newest_checkpoint(ctx: RunContext, version: int) -> tuple[int, str] | None:
             ctx.store.open_published(prefix, request=entry_digest(entry))
             return batch, prefix
     return None
+
+
+def relative_distance(folder: Path, other: Path) -> float:
+    """``|a - b| / |b|`` (L2, over all tensors) of the safetensors in two model folders."""
+    from forge_core.models.weights import read_tensors
+
+    ours, theirs = read_tensors(folder), read_tensors(other)
+    difference = sum(float((ours[name].double() - theirs[name].double()).square().sum()) for name in theirs)
+    size = sum(float(t.double().square().sum()) for t in theirs.values())
+    return (difference / size) ** 0.5

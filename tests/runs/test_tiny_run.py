@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from forge_core.config import ConfigError
+from forge_core.data.errors import DataError
+from forge_core.data.prompts import load_prompts
 from forge_core.data_model import TRAINING, from_parquet
 from forge_core.rewards.resolve import RewardError
 from forge_core.runs.consumption import load_committed
@@ -17,9 +19,11 @@ from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import TRAINING_FILE, read_episodes
 from forge_core.runs.initialise import initialise
 from forge_core.runs.record import create_run, load_run, resume_run
+from forge_core.runs.sealing import seal
 from forge_core.runs.stages import sample_shard, score_shard
-from forge_core.runs.trainer_session import DriftError
+from forge_core.runs.trainer_session import DriftError, relative_distance
 from forge_core.runs.training import LostRace, train_batch
+from forge_core.stop import StopToken
 from forge_core.store import IdentityError, layout
 from tests.runs.harness import advance, decided, make_batch, new_run, reopened, tiny
 
@@ -236,6 +240,67 @@ def test_committed_fates_are_read_back_not_decided_again(finished: RunContext) -
     data = load_committed(finished, entry)
     assert sum(f.trained for f in data.fates) == entry["episodes"]["trained"]
     assert {f.age for f in data.fates if f.trained} == {1}
+
+
+def continued(ctx: RunContext, *overrides: str, keys: list[str]) -> RunContext:
+    """The run as ``forge resume --allow-config-change`` goes on with it."""
+    record = load_run(ctx.store, ctx.run_id)
+    seal(ctx.store, record, StopToken())
+    again = RunContext(ctx.store, resume_run(ctx.store, record, tiny("max_staleness=1", *overrides), keys))
+    again.rollouts.begin(again.ledger.head())
+    return again
+
+
+def test_an_allowed_change_of_the_learning_rate_takes_effect_without_breaking_replay(finished: RunContext) -> None:
+    ctx = advance(new_run(memory(), "max_staleness=1"), 3)  # step 2 has no checkpoint of its own
+    changed = advance(continued(ctx, "training.learning_rate=0.02", keys=["training.learning_rate"]), 4)
+    assert decided(changed)[:3] == decided(finished)[:3]
+    assert changed.ledger.entry(3)["metrics"]["learning_rate"] == 0.02
+    advance(reopened(changed), 4).trainer.prepare(4)
+
+
+def test_a_schedule_keeps_the_horizon_that_the_run_started_with() -> None:
+    cosine = ("training.lr_decay=linear", "max_staleness=1")
+    ctx = advance(new_run(memory(), *cosine), 3)
+    longer = advance(continued(ctx, *cosine, "steps=6", keys=["steps"]), 5)
+    rates = [e["metrics"]["learning_rate"] for e in longer.ledger.entries()]
+    assert rates == pytest.approx([0.01, 0.0075, 0.005, 0.0025, 0.0], abs=1e-12)
+
+
+def test_inexact_replay_is_accepted_and_recorded_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = advance(new_run(memory(), "checkpoint.interval=0"), 2)
+
+    def inexact() -> RunContext:
+        """As on a GPU: other digests than the ledger's."""
+        again = reopened(ctx)
+        real = again.ledger.entry
+        again.ledger.entry = lambda b: (e := real(b)) and {**e, "state_digest": "0" * 64}  # type: ignore[method-assign]
+        again.trainer._exact = False
+        return again
+
+    again = inexact()
+    again.trainer.prepare(2)
+    assert again.trainer._drift == 0.0
+    distant = inexact()
+    monkeypatch.setattr("forge_core.runs.trainer_session.relative_distance", lambda a, b: 0.5)
+    with pytest.raises(DriftError, match=r"resume\.max_drift=0\.001"):
+        distant.trainer.prepare(2)
+
+
+def test_the_distance_of_two_models_is_relative(tmp_path: Path, finished: RunContext) -> None:
+    zero, last = (finished.weights_dir(v) for v in (0, 4))
+    assert relative_distance(zero, zero) == 0.0
+    assert 1e-4 < relative_distance(last, zero) < 10
+
+
+def test_a_data_set_that_changed_under_a_plan_is_an_error() -> None:
+    ctx = new_run(memory(), "eval.prompts=0")
+    initialise(ctx)
+    ctx.plan(0)
+    again = reopened(ctx)
+    again.__dict__["prompts"] = load_prompts(tiny("dataset.options.seed=9").dataset, seed=0)
+    with pytest.raises(DataError, match="the data set changed"):
+        sample_shard(again, 0, 0)
 
 
 @pytest.mark.server

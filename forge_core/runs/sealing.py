@@ -1,0 +1,27 @@
+"""Before a run's configuration changes: a checkpoint of what it was.
+
+Invariant: replay never crosses a change. The committed steps are replayed under the settings they were taken with, the
+state is saved, and only then is the change recorded; a crash in between leaves a checkpoint that harms nobody.
+"""
+
+from __future__ import annotations
+
+from forge_core.runs.context import RunContext
+from forge_core.runs.record import RunRecord
+from forge_core.stop import StopToken
+from forge_core.store import Store
+
+
+def seal(store: Store, record: RunRecord, stop: StopToken) -> None:
+    """Make sure that the newest committed step of a run has a checkpoint, with the settings it has now."""
+    ctx = RunContext(store, record, stop)
+    head = ctx.ledger.head()
+    if head < 1:
+        return
+    entry = ctx.ledger.entry(head - 1)
+    assert entry is not None
+    try:
+        ctx.trainer.prepare(head)
+        ctx.trainer.checkpoint(entry)
+    finally:
+        ctx.close()
