@@ -7,6 +7,7 @@ Exit status: 0 success, 1 failure, 2 bad input (found before an engine is loaded
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -18,12 +19,30 @@ OVERRIDES_HELP = "keys to change: a.b=c sets, ~a.b removes"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
-    args, extra = parser().parse_known_args(argv)
+    top = parser()
+    args, extra = top.parse_known_args(argv)
+    if args.command is None:
+        top.print_help(sys.stderr)
+        return BAD_INPUT
     if hasattr(args, "overrides"):
         args.overrides = [*args.overrides, *extra]  # flags that are no flags are answered with the key to set
-    elif extra:
-        parser().error(f"unrecognized arguments: {' '.join(extra)}")
+        extra = []
+    if hasattr(args, "store"):
+        extra = take_store(args, extra)
+    if extra:
+        top.error(f"unrecognized arguments: {' '.join(extra)}")
     return run(args)
+
+
+def take_store(args: argparse.Namespace, extra: list[str]) -> list[str]:
+    """``store=…`` means the same as ``--store …`` to every command that uses a store; returns the other words."""
+    words = [*getattr(args, "overrides", []), *extra]
+    for word in words:
+        if word.startswith("store="):
+            args.store = word.removeprefix("store=") or args.store
+    if hasattr(args, "overrides"):
+        args.overrides = [word for word in args.overrides if not word.startswith("store=")]
+    return [word for word in extra if not word.startswith("store=")]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,13 +53,20 @@ def run(args: argparse.Namespace) -> int:
     except commands.INPUT_ERRORS as error:
         print(f"forge {args.command}: {error}", file=sys.stderr)
         return BAD_INPUT
+    except commands.FAILURES as error:
+        print(f"forge {args.command}: {error}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
+        print(f"forge {args.command}: interrupted", file=sys.stderr)
         return STOPPED
+    except BrokenPipeError:  # the reader of our output has gone, as in `forge ledger RUN_ID --json | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="forge", description="Post-train language models with reinforcement learning.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
 
     def add(
         name: str, help: str, *, config: bool = False, run_id: bool = False, store: bool = True
@@ -49,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
         if config:
             command.add_argument("config", metavar="CONFIG", help="YAML file of the run")
         if run_id:
-            command.add_argument("run_id", metavar="RUN_ID")
+            command.add_argument("run_id", metavar="RUN_ID", help="name of the run (forge runs lists them)")
         if store:
             command.add_argument("--store", help=STORE_HELP)
         return command
@@ -65,16 +91,15 @@ def parser() -> argparse.ArgumentParser:
     )
     resume.add_argument("--allow-code-change", action="store_true", help="accept that the code changed")
     add("stop", "ask a run to stop, from any machine that reaches its store", run_id=True)
-    attempt = overridable(add("try", "roll out and grade a few prompts, without training", config=True))
-    attempt.add_argument("-n", type=int, default=8, help="completions (default 8)")
+    attempt = overridable(add("try", "roll out and grade a few prompts, without training", config=True, store=False))
+    attempt.add_argument("-n", type=positive, default=8, metavar="N", help="completions (default 8)")
     export = add("export", "write a version of a run as a Hugging Face model folder", run_id=True)
-    export.add_argument("directory", metavar="DIR", help="folder to create")
+    export.add_argument("directory", metavar="DIR", help="folder to create, for transformers and most other tools")
     which = export.add_mutually_exclusive_group()
-    which.add_argument("--version", type=int, help="policy version (default: the newest)")
+    which.add_argument("--version", type=int, metavar="N", help="policy version (default: the newest)")
     which.add_argument("--best", action="store_true", help="the version with the best evaluation reward")
-    add("new", "make a folder with a configuration, a reward and its test", store=False).add_argument(
-        "directory", metavar="DIR"
-    )
+    new = add("new", "make a folder with a configuration, a reward and its test, which run as they are", store=False)
+    new.add_argument("directory", metavar="DIR", help="folder to create")
     add("runs", "list the runs of a store")
     add("ledger", "list the committed training steps of a run", run_id=True).add_argument(
         "--json", action="store_true", help="one JSON object per committed batch"
@@ -87,3 +112,11 @@ def parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("directory", metavar="DIR", help="folder to create")
     return top
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1 (for argparse)."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    return number

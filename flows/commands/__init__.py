@@ -1,7 +1,7 @@
 """The work of each ``forge`` command. A command imports what it needs when it runs, so that bad input is answered fast.
 
-Invariants: a command prints the store it uses; it raises one of ``INPUT_ERRORS`` for bad input and returns its exit
-status otherwise.
+Invariants: a command prints the store it uses; it raises one of ``INPUT_ERRORS`` for bad input, one of ``FAILURES``
+for a machine that does not do its part, and returns its exit status otherwise.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from flows.commands.models import convert, export
 from flows.commands.running import resume, train
 from flows.commands.scaffold import new
 from flows.commands.trying import try_prompts
+from flows.home import ServerError
 from forge_core.config import ConfigError
 from forge_core.data.errors import DataError
 from forge_core.models.errors import ModelError
@@ -19,6 +20,7 @@ from forge_core.rewards.resolve import RewardError
 from forge_core.store import StoreError
 
 INPUT_ERRORS = (ConfigError, DataError, ModelError, RewardError, StoreError)
+FAILURES = (ServerError,)  # errors that say what to do without a traceback
 
 COMMANDS: dict[str, Callable[[Any], int]] = {
     "config": config,

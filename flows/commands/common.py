@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from forge_core.config import ConfigError, RunConfig, load_config, store_uri
 from forge_core.runs.record import RunRecord, load_run
-from forge_core.store import Ledger, Store, open_store
+from forge_core.store import Ledger, Store, StoreError, open_store
+
+UNLIMITED = 10_000  # columns: more than any table has
 
 
 def opened_store(args: argparse.Namespace, config: RunConfig | None = None, *, quiet: bool = False) -> Store:
@@ -18,6 +26,37 @@ def opened_store(args: argparse.Namespace, config: RunConfig | None = None, *, q
     return store
 
 
+def existing_store(args: argparse.Namespace, *, quiet: bool = False) -> Store:
+    """The store of a command that makes nothing new. Raises StoreError for a folder that is not there."""
+    uri = store_uri(args.store)
+    folder = Path(uri.removeprefix("file://")).expanduser()
+    if ("://" not in uri or uri.startswith("file://")) and not folder.is_dir():
+        raise StoreError(
+            f"there is no store at {folder.absolute()}: go to the folder where the run was started, or name the store "
+            "with --store or FORGE_STORE"
+        )
+    return opened_store(args, quiet=quiet)
+
+
+def show(table: Table) -> None:
+    """Print a table on standard output: fitted to a terminal, else in full, in plain characters."""
+    if sys.stdout.isatty():
+        return Console().print(table)
+    table.box = box.ASCII
+    Console(width=UNLIMITED).print(table)
+
+
+def log_to_stderr() -> None:
+    """What Forge logs, such as the progress of a warm start, as plain lines on standard error."""
+    log = logging.getLogger("forge")
+    if not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        log.addHandler(handler)
+        log.propagate = False
+    log.setLevel(logging.INFO)
+
+
 def loaded_config(args: argparse.Namespace) -> RunConfig:
     """CONFIG with its overrides; ``--store`` wins over the file."""
     config = load_config(args.config, args.overrides)
@@ -26,7 +65,7 @@ def loaded_config(args: argparse.Namespace) -> RunConfig:
 
 def stored_run(args: argparse.Namespace) -> tuple[Store, RunRecord, Ledger]:
     """The run that RUN_ID names. Raises ConfigError when the store has none."""
-    store = opened_store(args)
+    store = existing_store(args)
     record = load_run(store, args.run_id)
     return store, record, Ledger(store, args.run_id)
 

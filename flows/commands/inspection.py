@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
-from rich.console import Console
 from rich.table import Table
 
-from flows.commands.common import loaded_config, opened_store, stored_run
+from flows.commands.common import existing_store, loaded_config, show, stored_run
 from forge_core.config import config_warnings, to_yaml
 from forge_core.runs.record import load_run
 from forge_core.store import Ledger
@@ -16,7 +16,7 @@ from forge_core.store import Ledger
 
 def runs(args: argparse.Namespace) -> int:
     """A line for each run of the store: steps, newest reward, when it started."""
-    store = opened_store(args)
+    store = existing_store(args)
     table = Table("run", "steps", "reward", "evaluation", "created")
     names = sorted({key.split("/")[1] for key in store.list("runs") if key.endswith("/run.json")})
     for name in names:
@@ -25,7 +25,10 @@ def runs(args: argparse.Namespace) -> int:
         metrics = (ledger.entry(committed - 1) or {"metrics": {}})["metrics"] if committed else {}
         shown = [f"{metrics[k]:.3f}" if k in metrics else "" for k in ("reward/mean", "eval/reward/mean")]
         table.add_row(name, f"{committed} of {record.config.steps}", *shown, record.created_at)
-    Console().print(table if names else "no runs")
+    if names:
+        show(table)
+    else:
+        print("no runs")
     return 0
 
 
@@ -34,17 +37,17 @@ def ledger(args: argparse.Namespace) -> int:
     _, _, entries = stored_run(args)
     if args.json:
         for entry in entries.entries():
-            print(json.dumps(entry))
+            print(json.dumps(entry), flush=True)
         return 0
     table = Table("batch", "versions", "reward", "loss", "max age", "planned", "trained", "dropped", "tokens")
     for e in entries.entries():
         dropped = ", ".join(f"{reason} {n}" for reason, n in e["episodes"]["dropped"].items())
         reward, loss = e["metrics"]["reward/mean"], e["metrics"]["loss"]
         table.add_row(
-            str(e["batch"]), f"{e['version_in']} → {e['version_out']}", f"{reward:.3f}", f"{loss:.4f}", str(e["max_age"]),
-            str(e["episodes"]["planned"]), str(e["episodes"]["trained"]), dropped, str(e["tokens"]),
+            str(e["batch"]), f"{e['version_in']} → {e['version_out']}", f"{reward:.3f}", f"{loss:.4f}",
+            str(e["max_age"]), str(e["episodes"]["planned"]), str(e["episodes"]["trained"]), dropped, str(e["tokens"]),
         )  # fmt: skip
-    Console().print(table)
+    show(table)
     return 0
 
 
@@ -53,7 +56,7 @@ def config(args: argparse.Namespace) -> int:
     resolved = loaded_config(args)
     print(to_yaml(resolved), end="")
     for warning in config_warnings(resolved):
-        Console(stderr=True).print(f"warning: {warning}", markup=False)
+        print(f"warning: {warning}", file=sys.stderr)
     return 0
 
 
@@ -66,7 +69,7 @@ def doctor(args: argparse.Namespace) -> int:
     table = Table("check", "", "found", "remedy")
     for check in checks:
         table.add_row(check.name, "ok" if check.ok else "missing", check.detail, check.remedy or "")
-    Console().print(table)
+    show(table)
     return 0 if healthy(checks) else 1
 
 
@@ -74,7 +77,10 @@ def stop(args: argparse.Namespace) -> int:
     """Ask a run to stop; whoever works on it notices within seconds."""
     from flows.stopping import request_stop
 
-    store, record, _ = stored_run(args)
+    store, record, ledger = stored_run(args)
+    if ledger.head() >= record.config.steps:
+        print(f"{record.run_id} has finished: there is nothing to stop")
+        return 0
     request_stop(store, record.run_id)
     print(f"asked {record.run_id} to stop; go on later with: forge resume {record.run_id}")
     return 0

@@ -9,12 +9,12 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.commands.common import loaded_config, opened_store
+from flows.commands.common import existing_store, loaded_config, opened_store
 from forge_core.config import RunConfig, load_config
 from forge_core.runs.checks import check_run
 from forge_core.runs.estimate import estimate_line
 from forge_core.runs.record import check_new_run, load_run, new_run_id, resume_check
-from forge_core.store import Store
+from forge_core.store import Ledger, Store
 
 FAILED, STOPPED = 1, 130
 
@@ -39,10 +39,17 @@ def train(args: argparse.Namespace) -> int:
 
 def resume(args: argparse.Namespace) -> int:
     """Go on with a stored run."""
-    store = opened_store(args, quiet=True)
+    store = existing_store(args, quiet=True)
     record = load_run(store, args.run_id)
     config = load_config(record.config, args.overrides)
     resume_check(record, config, args.allow_config_change, args.allow_code_change)
+    if Ledger(store, args.run_id).head() >= config.steps:
+        print(
+            f"store: {store.uri}\nrun {args.run_id} has taken all of its {config.steps} training steps; to go further: "
+            f"forge resume {args.run_id} steps={2 * config.steps} --allow-config-change steps",
+            file=sys.stderr,
+        )
+        return 0
     _show_checks(config)
 
     def start() -> Any:

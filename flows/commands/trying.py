@@ -7,15 +7,21 @@ import json
 import math
 import sys
 import uuid
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
-from flows.commands.common import loaded_config
-from forge_core.config import RunConfig
-from forge_core.data_model import Episode
+from flows.commands.common import loaded_config, log_to_stderr
+from forge_core.config import RunConfig, load_config
 from forge_core.rewards.actor import Graded
 from forge_core.runs.checks import check_run
+
+if TYPE_CHECKING:
+    from forge_core.data_model import Episode  # imports torch
+
+
+SAMPLES = 2  # of each prompt: several prompts, and a group to compare
 
 
 def try_prompts(args: argparse.Namespace) -> int:
@@ -23,7 +29,8 @@ def try_prompts(args: argparse.Namespace) -> int:
     config = loaded_config(args)
     for warning in check_run(config):
         print(f"warning: {warning}", file=sys.stderr)
-    console = Console()
+    console = Console(soft_wrap=True)
+    log_to_stderr()
     results = sample_and_grade(config, args.n)
     for episode, graded in results:
         _show(console, episode, graded)
@@ -32,7 +39,7 @@ def try_prompts(args: argparse.Namespace) -> int:
 
 
 def sample_and_grade(config: RunConfig, n: int) -> list[tuple[Episode, Graded]]:
-    """``n`` completions of the first batch's prompts with version 0, graded. Nothing is kept."""
+    """``n`` completions of the first batch's prompts with version 0, ``SAMPLES`` of each, graded. Nothing is kept."""
     from forge_core.runs.context import RunContext
     from forge_core.runs.episodes import read_episodes
     from forge_core.runs.initialise import initialise
@@ -40,20 +47,25 @@ def sample_and_grade(config: RunConfig, n: int) -> list[tuple[Episode, Graded]]:
     from forge_core.runs.stages import grade, sample_shard
     from forge_core.store import open_store
 
-    groups = math.ceil(n / config.grpo.n_samples)
-    run = config.run.model_copy(update={"id": "try"})
-    training = config.training.model_copy(
-        update={"batch_size": groups * config.grpo.n_samples, "gradient_accumulation_steps": 1, "sync_interval": 1}
+    episodes = math.ceil(n / SAMPLES) * SAMPLES
+    small = load_config(
+        config,
+        {
+            "run.id": "try",
+            "grpo.n_samples": SAMPLES,
+            "training.batch_size": episodes,
+            "training.gradient_accumulation_steps": 1,
+            "training.sync_interval": 1,
+            "rollout.shards": 1,
+        },
     )
-    rollout = config.rollout.model_copy(update={"shards": 1})
-    small = config.model_copy(update={"run": run, "training": training, "rollout": rollout})
     store = open_store(f"memory://try-{uuid.uuid4().hex}")
     context = RunContext(store, create_run(store, small))
     try:
         initialise(context)
         shard = sample_shard(context, 0, 0)
-        episodes = read_episodes(store, shard.prefix)[:n]
-        return list(zip(episodes, grade(context, episodes), strict=True))
+        rows = read_episodes(store, shard.prefix)[:n]
+        return list(zip(rows, grade(context, rows), strict=True))
     finally:
         context.close()
 
