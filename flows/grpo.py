@@ -54,10 +54,13 @@ def iterate(run: RunRef, stages: Stages, window: Window, config: RunConfig, firs
         before = [trained.pop(b - 1)] if b - 1 in trained else []
         rollouts = [stages.rollout.submit(run, b, shard) for shard in range(shards)]
         rewards = [stages.score.submit(run, b, rollout) for rollout in rollouts]
-        reference = [stages.reference.submit(run, b, rollout) for rollout in rollouts if config.grpo.beta > 0]
+        refill = [stages.refill.submit(run, b, rewards)] if config.filters.dynamic_sampling else []
+        reference = [stages.reference.submit(run, b, r) for r in refill or rollouts if config.grpo.beta > 0]
         evaluation = [stages.evaluate.submit(run, b, wait_for=before)] if evaluation_due(config, b) else []
-        trained[b] = stages.train.submit(run, b, rollouts, rewards, reference, evaluation, wait_for=before)
-        window.open(b, trained[b], rollout=rollouts, score=rewards, reference=reference, evaluate=evaluation)
+        trained[b] = stages.train.submit(run, b, rollouts, rewards, refill, reference, evaluation, wait_for=before)
+        window.open(
+            b, trained[b], rollout=rollouts, score=rewards, refill=refill, reference=reference, evaluate=evaluation
+        )
     window.drain()
 
 

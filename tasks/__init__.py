@@ -10,6 +10,7 @@ from typing import Any
 from tasks.evaluate import evaluate
 from tasks.initialise import initialise
 from tasks.reference import reference_logprobs
+from tasks.refill import refill
 from tasks.rollout import rollout
 from tasks.score import score
 from tasks.train import train
@@ -21,6 +22,7 @@ class Stages:
 
     rollout: Any = rollout
     score: Any = score
+    refill: Any = refill
     reference: Any = reference_logprobs
     evaluate: Any = evaluate
     train: Any = train
@@ -28,4 +30,4 @@ class Stages:
 
 STAGES = Stages()
 
-__all__ = ["STAGES", "Stages", "evaluate", "initialise", "reference_logprobs", "rollout", "score", "train"]
+__all__ = ["STAGES", "Stages", "evaluate", "initialise", "reference_logprobs", "refill", "rollout", "score", "train"]

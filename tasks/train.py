@@ -15,7 +15,8 @@ def train(
     batch: int,
     rollouts: list[ShardRef],
     rewards: list[ShardRef],
-    reference: list[ShardRef],
+    refill: list[list[ShardRef]],
+    reference: list[list[ShardRef]],
     evaluation: list[str],
 ) -> int:
     """Returns the committed version. The shards are found through the plan; the arguments are the DAG's edges."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flows.commands.common import committed_version, stored_run
 from forge_core.config import ConfigError
+from forge_core.runs.versions import best_version
 from forge_core.store import Ledger
 
 
@@ -15,7 +16,7 @@ def export(args: argparse.Namespace) -> int:
     """Write the weights, configuration and tokenizer of one version to DIR."""
     store, record, ledger = stored_run(args)
     version = (
-        best_version(ledger, record.run_id) if args.best else committed_version(ledger, record.run_id, args.version)
+        evaluated_best(ledger, record.run_id) if args.best else committed_version(ledger, record.run_id, args.version)
     )
     target = new_folder(args.directory)
     shutil.copytree(store.local_dir(ledger.weights_prefix(version)), target)
@@ -23,12 +24,12 @@ def export(args: argparse.Namespace) -> int:
     return 0
 
 
-def best_version(ledger: Ledger, run_id: str) -> int:
+def evaluated_best(ledger: Ledger, run_id: str) -> int:
     """The version with the best evaluation reward. Raises ConfigError when none was evaluated."""
-    evaluated = [e["metrics"] for e in ledger.entries() if "eval/reward/mean" in e["metrics"]]
-    if not evaluated:
+    best = best_version(ledger)
+    if best is None:
         raise ConfigError(f"--best: no version of {run_id!r} was evaluated (eval.prompts=0): use --version N")
-    return int(max(evaluated, key=lambda m: m["eval/reward/mean"])["eval/version"])
+    return best
 
 
 def convert(args: argparse.Namespace) -> int:

@@ -5,11 +5,13 @@ Invariants:
 - The staleness bound is checked here, at consumption: an episode older than ``max_staleness`` is an error.
 - A group without signal (``zero_variance``) is not computed, but its tokens and sequences stay in the global
   denominators: the step is what it would be had its zero advantages been computed. It gets no KL gradient either.
+- With dynamic sampling (DAPO, arXiv 2503.14476) such groups were replaced: they leave the denominators too, and groups
+  with signal beyond the planned number are ``surplus``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from forge_core.algorithms.advantages import group_advantages, has_signal
@@ -20,6 +22,8 @@ DEADLINE = "deadline"
 GRADING_FAILED = "grading_failed"
 GROUP_TOO_SMALL = "group_too_small"
 ZERO_VARIANCE = "zero_variance"
+SURPLUS = "surplus"
+TRUNCATED = "truncated"
 
 
 class StalenessError(RuntimeError):
@@ -49,38 +53,54 @@ class PlannedGroup:
     skipped: str | None = None
 
 
+@dataclass(frozen=True)
+class FateRules:
+    """How fates are decided. ``advantages`` turns a group's rewards into advantages. ``wanted`` is the number of
+    groups with signal that dynamic sampling fills a batch with; None: no dynamic sampling. ``truncated``: what becomes
+    of episodes that were cut at the length limit (``keep``, ``mask``, ``zero_advantage``)."""
+
+    max_staleness: int
+    advantages: Callable[[Sequence[float]], list[float]] = group_advantages
+    wanted: int | None = None
+    truncated: str = "keep"
+
+
 def decide_fates(
-    groups: Sequence[PlannedGroup],
-    episodes: Mapping[str, Episode],
-    *,
-    batch: int,
-    max_staleness: int,
-    normalize: bool,
-    eps: float,
+    groups: Sequence[PlannedGroup], episodes: Mapping[str, Episode], batch: int, rules: FateRules
 ) -> list[Fate]:
     """Fates of all planned episodes in plan order; ``episodes`` holds those that were generated, by id.
 
     Raises StalenessError when an episode's ``policy_version`` is not in ``[batch - max_staleness, batch]``.
     """
     fates: list[Fate] = []
+    left = len(groups) if rules.wanted is None else rules.wanted
     for group in groups:
-        fates += _group_fates(group, episodes, batch, max_staleness, normalize, eps)
+        signal = group_has_signal(group, episodes)
+        fates += _group_fates(group, episodes, batch, rules, SURPLUS if signal and not left else None)
+        left -= signal and left > 0
     return fates
 
 
+def group_has_signal(group: PlannedGroup, episodes: Mapping[str, Episode]) -> bool:
+    """Whether a group has at least two rewards and they differ."""
+    return not group.skipped and _group_reason(list(_rewards(group, episodes).values())) is None
+
+
+def _rewards(group: PlannedGroup, episodes: Mapping[str, Episode]) -> dict[str, float]:
+    members = (episodes[i] for i in group.episode_ids if i in episodes)
+    return {e.episode_id: e.reward for e in members if e.reward is not None}
+
+
 def _group_fates(
-    group: PlannedGroup, episodes: Mapping[str, Episode], batch: int, bound: int, normalize: bool, eps: float
+    group: PlannedGroup, episodes: Mapping[str, Episode], batch: int, rules: FateRules, surplus: str | None
 ) -> list[Fate]:
     if group.skipped:
         return [Fate(i, 0.0, 0, False, group.skipped, 0) for i in group.episode_ids]
-    ages = {i: checked_age(episodes[i], batch, bound) for i in group.episode_ids if i in episodes}
-    graded = {i: reward for i in ages if (reward := episodes[i].reward) is not None}
-    reason = _group_reason(list(graded.values()))
-    advantages: dict[str, float] = {}
-    if reason is None:
-        values = group_advantages(list(graded.values()), normalize=normalize, eps=eps)
-        advantages = dict(zip(graded, values, strict=True))
-    return [_fate(i, episodes.get(i), ages.get(i, 0), advantages.get(i, 0.0), reason) for i in group.episode_ids]
+    ages = {i: checked_age(episodes[i], batch, rules.max_staleness) for i in group.episode_ids if i in episodes}
+    rewards = _rewards(group, episodes)
+    reason = surplus or _group_reason(list(rewards.values()))
+    advantages = {} if reason else dict(zip(rewards, rules.advantages(list(rewards.values())), strict=True))
+    return [_fate(i, episodes.get(i), ages.get(i, 0), advantages.get(i, 0.0), reason, rules) for i in group.episode_ids]
 
 
 def _group_reason(rewards: list[float]) -> str | None:
@@ -89,13 +109,19 @@ def _group_reason(rewards: list[float]) -> str | None:
     return None if has_signal(rewards) else ZERO_VARIANCE
 
 
-def _fate(episode_id: str, episode: Episode | None, age: int, advantage: float, reason: str | None) -> Fate:
+def _fate(
+    episode_id: str, episode: Episode | None, age: int, advantage: float, reason: str | None, rules: FateRules
+) -> Fate:
     if episode is None:
         return Fate(episode_id, 0.0, 0, False, DEADLINE, 0)
     if episode.reward is None:
         return Fate(episode_id, 0.0, age, False, GRADING_FAILED, 0)
-    counted = 0 if reason == GROUP_TOO_SMALL else sum(episode.response_mask)
-    return Fate(episode_id, advantage, age, reason is None, reason, counted)
+    cut = episode.finish_reason == "length" and rules.truncated != "keep"
+    if reason is None and cut and rules.truncated == "mask":
+        reason = TRUNCATED
+    counted = reason is None or (reason == ZERO_VARIANCE and rules.wanted is None)
+    tokens = sum(episode.response_mask) if counted else 0
+    return Fate(episode_id, 0.0 if cut or reason else advantage, age, reason is None, reason, tokens)
 
 
 def checked_age(episode: Episode, batch: int, max_staleness: int) -> int:

@@ -127,6 +127,17 @@ class AdvantageSection(Section):
     eps: float = Field(1e-4, ge=0, description="Added to the standard deviation.")
 
 
+class FilterSection(Section):
+    dynamic_sampling: bool = Field(
+        False, description="Drop groups whose rewards are all equal and refill the batch with other prompts (DAPO)."
+    )
+    max_rounds: Positive = Field(3, description="Extra rounds of rollouts to refill one batch, at most.")
+    truncated: Literal["keep", "mask", "zero_advantage"] = Field(
+        "keep", description="Episodes cut at max_new_tokens: keep: train as they are; mask: drop from the loss and its "
+        "denominators; zero_advantage: count their tokens, with advantage 0."
+    )
+
+
 class RolloutSection(Section):
     version: Literal["newest", "oldest"] = Field(
         "newest",
@@ -255,6 +266,7 @@ class RunConfig(Section):
     grpo: GRPOSection = Field(GRPOSection(), description="Groups, clipping, KL and temperature.")
     loss: LossSection = Field(LossSection(), description="Which policy loss.")
     advantage: AdvantageSection = Field(AdvantageSection(), description="Group advantages.")
+    filters: FilterSection = Field(FilterSection(), description="Which episodes are trained on.")
     rollout: RolloutSection = Field(RolloutSection(), description="How responses are sampled.")
     generator: GeneratorSection = Field(GeneratorSection(), description="The sampling engine.")
     rewards: RewardsSection = Field(RewardsSection(), description="How responses are graded.")

@@ -7,12 +7,14 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
-from forge_core.algorithms.fates import Fate, decide_fates
+from forge_core.algorithms.advantages import group_advantages
+from forge_core.algorithms.fates import Fate, FateRules, decide_fates
 from forge_core.algorithms.ops import Totals
 from forge_core.config import RunConfig
 from forge_core.data_model import TRAINING, Episode, from_parquet
@@ -28,10 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class StepData:
-    """One batch, read back from the store. ``shards`` maps stage to prefixes; ``fates`` run in plan order."""
+    """One batch, read back from the store: the plans of its rounds; ``shards`` maps stage to prefixes; ``fates`` run in
+    plan order."""
 
     batch: int
-    plan: dict[str, Any]
+    plans: list[dict[str, Any]]
     shards: dict[str, list[str]]
     episodes: dict[str, Episode]
     reference: dict[str, list[float]]
@@ -47,23 +50,28 @@ def shard_prefixes(ctx: RunContext, batch: int) -> dict[str, list[str]]:
     stages = {"episodes": layout.episodes, "rewards": layout.rewards}
     if ctx.config.grpo.beta > 0:
         stages["reference"] = layout.reference
-    shards = range(len(ctx.plan(batch)["shards"]))
-    named = {stage: [key(ctx.run_id, batch, 0, s) for s in shards] for stage, key in stages.items()}
+    shards = [(plan["round"], s) for plan in ctx.rounds(batch) for s in range(len(plan["shards"]))]
+    named = {stage: [key(ctx.run_id, batch, r, s) for r, s in shards] for stage, key in stages.items()}
     return {"reference": [], **named}
 
 
 def load_step(ctx: RunContext, batch: int) -> StepData:
     """The batch for its first training step: fates are decided here, and the staleness bound is checked."""
     data = _load(ctx, batch, shard_prefixes(ctx, batch))
-    data.fates = decide_fates(
-        planned_groups(ctx.run_id, data.plan),
-        data.episodes,
-        batch=batch,
-        max_staleness=ctx.config.max_staleness,
-        normalize=ctx.config.advantage.normalize,
-        eps=ctx.config.advantage.eps,
-    )
+    groups = [group for plan in data.plans for group in planned_groups(ctx.run_id, plan)]
+    data.fates = decide_fates(groups, data.episodes, batch, fate_rules(ctx.config))
     return data
+
+
+def fate_rules(config: RunConfig) -> FateRules:
+    """The rules that the configuration sets."""
+    wanted = config.groups_per_batch if config.filters.dynamic_sampling else None
+    return FateRules(config.max_staleness, advantages_of(config), wanted, config.filters.truncated)
+
+
+def advantages_of(config: RunConfig) -> Callable[[Sequence[float]], list[float]]:
+    """The configured group advantages."""
+    return partial(group_advantages, normalize=config.advantage.normalize, eps=config.advantage.eps)
 
 
 def load_committed(ctx: RunContext, entry: dict[str, Any]) -> StepData:
@@ -84,19 +92,26 @@ def _load(ctx: RunContext, batch: int, shards: dict[str, list[str]]) -> StepData
     reference: dict[str, list[float]] = {}
     for prefix in shards["reference"]:
         reference |= read_reference(ctx.store, prefix)
-    return StepData(batch, ctx.plan(batch), shards, episodes, reference, [])
+    return StepData(batch, ctx.rounds(batch), shards, episodes, reference, [])
 
 
 def optimizer_batches(data: StepData, config: RunConfig) -> list[tuple[list[Sample], Totals]]:
     """The samples and global denominators of each optimizer step, in plan order."""
-    alive = [g["group"] for g in data.plan["groups"] if g["skipped"] is None]
+    alive = [g["group"] for plan in data.plans for g in plan["groups"] if g["skipped"] is None]
+    if config.filters.dynamic_sampling:  # the accepted groups are the batch
+        accepted = {_group_of(f) for f in data.fates if f.trained}
+        alive = [group for group in alive if group in accepted]
     size = config.episodes_per_optimizer_step // config.grpo.n_samples
     chunks = [set(alive[i : i + size]) for i in range(0, len(alive), size)]
     return [_optimizer_batch(data, chunk, config.rollout.max_new_tokens) for chunk in chunks]
 
 
+def _group_of(fate: Fate) -> int:
+    return int(fate.episode_id.split("/")[-2])
+
+
 def _optimizer_batch(data: StepData, groups: set[int], horizon: int) -> tuple[list[Sample], Totals]:
-    fates = [f for f in data.fates if int(f.episode_id.split("/")[-2]) in groups]
+    fates = [f for f in data.fates if _group_of(f) in groups]
     counted = [f for f in fates if f.loss_tokens]
     totals = Totals(sum(f.loss_tokens for f in counted), len(counted), horizon)
     samples = [_sample(data.episodes[f.episode_id], f, data.reference.get(f.episode_id)) for f in fates if f.trained]

@@ -24,7 +24,7 @@ from forge_core.data.prompts import Prompt, PromptSet, load_prompts, render, spl
 from forge_core.generation.base import Generator
 from forge_core.observability.best_effort import BestEffort
 from forge_core.rewards.actor import RewardActor
-from forge_core.runs.planning import make_plan, shard_count
+from forge_core.runs.planning import Planner, shard_count
 from forge_core.runs.record import RunRecord, RunRef, load_run
 from forge_core.runs.reference_session import ReferenceSession
 from forge_core.runs.trainer_session import TrainerSession
@@ -72,7 +72,8 @@ class RunContext:
         self.observers: list[Callable[[dict[str, Any]], None]] = []
         self.note: Callable[[str], None] = log.info
         self.background = BestEffort(limit_s=120.0, name="background")
-        self.rollouts = ShardTracker(shard_count(record.config))
+        # A batch that may be refilled is not generated before its refill has ended, which counts as one more shard.
+        self.rollouts = ShardTracker(shard_count(record.config) + record.config.filters.dynamic_sampling)
         self._plans: dict[int, dict[str, Any]] = {}
         self._lock = threading.RLock()  # of plans
         self._generator: Generator | None = None
@@ -127,22 +128,34 @@ class RunContext:
 
     # Plans --------------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def planner(self) -> Planner:
+        encode = lambda row: self.encode(self.prompts[row])
+        return Planner(self.config, self.prompts, self.train_rows, encode)
+
     def plan(self, batch: int) -> dict[str, Any]:
-        """The stored plan of ``batch``, made now (in batch order) if nobody made it before."""
+        """The stored plan of ``batch`` (round 0), made now (in batch order) if nobody made it before."""
         with self._lock:
             if batch not in self._plans:
-                self._plans[batch] = self._read_or_make_plan(batch)
+                self._plans[batch] = self.stored_plan(batch, 0) or self._make_plan(batch)
                 self._plans.pop(batch - self.config.max_staleness - 2, None)
             return self._plans[batch]
 
-    def _read_or_make_plan(self, batch: int) -> dict[str, Any]:
-        key = layout.plan(self.run_id, batch, 0)
-        if self.store.exists(key):
-            return self.store.read_json(key)
+    def stored_plan(self, batch: int, round: int) -> dict[str, Any] | None:
+        """The plan of one round, if it was made."""
+        key = layout.plan(self.run_id, batch, round)
+        return self.store.read_json(key) if self.store.exists(key) else None
+
+    def rounds(self, batch: int) -> list[dict[str, Any]]:
+        """The plans of all rounds of ``batch`` that were made, round 0 first."""
+        plans = [self.plan(batch)]
+        while self.config.filters.dynamic_sampling and (plan := self.stored_plan(batch, len(plans))):
+            plans.append(plan)
+        return plans
+
+    def _make_plan(self, batch: int) -> dict[str, Any]:
         cursor = Cursor(**self.plan(batch - 1)["cursor"]["after"]) if batch else Cursor(0, 0)
-        encode = lambda row: self.encode(self.prompts[row])
-        plan = make_plan(batch, cursor, self.prompts, self.train_rows, self.config, encode)
-        return put_plan(self.store, self.run_id, batch, 0, plan)
+        return put_plan(self.store, self.run_id, batch, 0, self.planner.plan(batch, cursor))
 
     # Weights and engines ------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from forge_core.algorithms.fates import PROMPT_TOO_LONG, PlannedGroup
@@ -19,6 +20,8 @@ from forge_core.data.cursor import Cursor, next_rows
 from forge_core.data.prompts import PromptSet
 from forge_core.data_model import GenerationRequest, SamplingParams
 from forge_core.generation.seeds import sample_seed
+
+REFILL_EPOCHS = 10**6  # data-order epochs from here on belong to refill rounds
 
 
 def sampling_of(config: RunConfig) -> SamplingParams:
@@ -32,55 +35,70 @@ def shard_count(config: RunConfig) -> int:
     return config.rollout.shards or 1
 
 
-def make_plan(
-    batch: int,
-    cursor: Cursor,
-    prompts: PromptSet,
-    rows: list[int],
-    config: RunConfig,
-    encode: Callable[[int], list[int]],
-) -> dict[str, Any]:
-    """The plan of ``batch`` as a JSON object; ``encode(row)`` gives a prompt's token ids."""
-    groups: list[dict[str, Any]] = []
-    wanted, skipped, after = config.groups_per_batch, 0, cursor
-    for row, position in next_rows(cursor, rows, config.run.seed, config.dataset is None or config.dataset.shuffle):
-        after = position
-        group = _group(len(groups), row, prompts[row].prompt_id, encode(row), batch, config)
-        groups.append(group)
-        wanted -= group["skipped"] is None
-        skipped = skipped + 1 if group["skipped"] else 0
-        if wanted == 0:
-            break
-        if skipped > len(rows):
-            raise ConfigError(
-                f"rollout.max_prompt_tokens: every prompt of dataset.path is longer than {config.max_prompt_tokens} "
-                "tokens: raise rollout.max_prompt_tokens or training.seq_len"
-            )
-    alive = [g["group"] for g in groups if g["skipped"] is None]
-    return {
-        "batch": batch,
-        "round": 0,
-        "groups": groups,
-        "shards": _split(alive, shard_count(config)),
-        "sampling": sampling_of(config).__dict__,
-        "cursor": {"before": cursor.__dict__, "after": after.__dict__},
-    }
+@dataclass(frozen=True)
+class Planner:
+    """What plans are made from. ``encode(row)`` gives a prompt's token ids; ``rows`` are those to train on."""
 
+    config: RunConfig
+    prompts: PromptSet
+    rows: list[int]
+    encode: Callable[[int], list[int]]
 
-def _group(
-    index: int, row: int, prompt_id: str, prompt_ids: list[int], batch: int, config: RunConfig
-) -> dict[str, Any]:
-    too_long = len(prompt_ids) > config.max_prompt_tokens
-    samples = range(config.grpo.n_samples)
-    return {
-        "group": index,
-        "row": row,
-        "prompt_id": prompt_id,
-        "prompt_tokens": len(prompt_ids),
-        "skipped": PROMPT_TOO_LONG if too_long else None,
-        "prompt_ids": [] if too_long else prompt_ids,
-        "seeds": [sample_seed(config.run.seed, batch, 0, index, s) for s in samples],
-    }
+    def plan(self, batch: int, cursor: Cursor) -> dict[str, Any]:
+        """Round 0 of ``batch`` as a JSON object; it starts at the cursor that the batch before ended at."""
+        return self._plan(batch, 0, 0, self.config.groups_per_batch, cursor)
+
+    def refill(self, batch: int, round: int, first_group: int, wanted: int) -> dict[str, Any]:
+        """An extra round with ``wanted`` groups. It draws from a stream of its own, so that the next batch does not
+        depend on how this one went."""
+        stream = Cursor(REFILL_EPOCHS + batch * (self.config.filters.max_rounds + 1) + round, 0)
+        return self._plan(batch, round, first_group, wanted, stream)
+
+    def _plan(self, batch: int, round: int, first_group: int, wanted: int, cursor: Cursor) -> dict[str, Any]:
+        groups, after = self._draw(batch, round, first_group, wanted, cursor)
+        alive = [g["group"] for g in groups if g["skipped"] is None]
+        return {
+            "batch": batch,
+            "round": round,
+            "groups": groups,
+            "shards": _split(alive, min(shard_count(self.config), len(alive))),
+            "sampling": sampling_of(self.config).__dict__,
+            "cursor": {"before": cursor.__dict__, "after": after.__dict__},
+        }
+
+    def _draw(
+        self, batch: int, round: int, first_group: int, wanted: int, cursor: Cursor
+    ) -> tuple[list[dict[str, Any]], Cursor]:
+        groups: list[dict[str, Any]] = []
+        skipped_in_a_row, after = 0, cursor
+        shuffle = round > 0 or self.config.dataset is None or self.config.dataset.shuffle
+        for row, position in next_rows(cursor, self.rows, self.config.run.seed, shuffle):
+            group, after = self._group(batch, round, first_group + len(groups), row), position
+            groups.append(group)
+            wanted -= group["skipped"] is None
+            skipped_in_a_row = skipped_in_a_row + 1 if group["skipped"] else 0
+            if wanted == 0:
+                break
+            if skipped_in_a_row > len(self.rows):
+                raise ConfigError(
+                    f"rollout.max_prompt_tokens: every prompt of dataset.path is longer than "
+                    f"{self.config.max_prompt_tokens} tokens: raise rollout.max_prompt_tokens or training.seq_len"
+                )
+        return groups, after
+
+    def _group(self, batch: int, round: int, index: int, row: int) -> dict[str, Any]:
+        prompt_ids = self.encode(row)
+        too_long = len(prompt_ids) > self.config.max_prompt_tokens
+        samples = range(self.config.grpo.n_samples)
+        return {
+            "group": index,
+            "row": row,
+            "prompt_id": self.prompts[row].prompt_id,
+            "prompt_tokens": len(prompt_ids),
+            "skipped": PROMPT_TOO_LONG if too_long else None,
+            "prompt_ids": [] if too_long else prompt_ids,
+            "seeds": [sample_seed(self.config.run.seed, batch, round, index, s) for s in samples],
+        }
 
 
 def _split(items: list[int], parts: int) -> list[list[int]]:
@@ -103,10 +121,16 @@ def planned_groups(run_id: str, plan: dict[str, Any]) -> list[PlannedGroup]:
     ]
 
 
+def shard_groups(plan: dict[str, Any], shard: int) -> list[dict[str, Any]]:
+    """The groups of one shard, in plan order."""
+    members = set(plan["shards"][shard])
+    return [g for g in plan["groups"] if g["group"] in members]
+
+
 def shard_requests(run_id: str, plan: dict[str, Any], shard: int) -> list[GenerationRequest]:
     """The generation requests of one shard, group by group in plan order."""
     sampling = SamplingParams(**plan["sampling"])
-    groups = [plan["groups"][g] for g in plan["shards"][shard]]
+    groups = shard_groups(plan, shard)
     return [
         GenerationRequest(
             episode_id(run_id, plan["batch"], g["group"], s), tuple(g["prompt_ids"]), seed, sampling, plan["batch"]

@@ -9,7 +9,8 @@ Invariants:
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from forge_core.algorithms.fates import StalenessError
@@ -29,7 +30,7 @@ from forge_core.runs.episodes import (
     reference_bytes,
     rewards_bytes,
 )
-from forge_core.runs.planning import shard_requests
+from forge_core.runs.planning import shard_groups, shard_requests
 from forge_core.store import Manifest, digest, layout
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class ShardRef:
     shard: int
     prefix: str
     content: str
+    round: int = 0
 
 
 def sampling_version(ctx: RunContext, batch: int) -> int:
@@ -53,21 +55,26 @@ def sampling_version(ctx: RunContext, batch: int) -> int:
 
 
 def sample_shard(ctx: RunContext, batch: int, shard: int) -> ShardRef:
-    """Generate the episodes of one shard and publish them."""
-    plan = ctx.plan(batch)
-    prefix = layout.episodes(ctx.run_id, batch, 0, shard)
+    """Generate the episodes of one shard of round 0 and publish them."""
+    done = sample_planned(ctx, ctx.plan(batch), shard)
+    ctx.rollouts.finish(batch, shard)
+    return done
+
+
+def sample_planned(ctx: RunContext, plan: dict[str, Any], shard: int) -> ShardRef:
+    """Generate the episodes of one shard of a plan and publish them."""
+    batch, round = plan["batch"], plan["round"]
+    prefix = layout.episodes(ctx.run_id, batch, round, shard)
     request = _sample_request(ctx, plan, shard)
     if not ctx.store.published(prefix):
         files, provenance = _sample(ctx, plan, shard)
         ctx.store.publish(prefix, files, request=request, provenance=provenance)
     manifest = ctx.store.open_published(prefix, request=request).manifest
-    ctx.rollouts.finish(batch, shard)
-    return ShardRef(batch, shard, prefix, manifest.content)
+    return ShardRef(batch, shard, prefix, manifest.content, round)
 
 
 def _sample_request(ctx: RunContext, plan: dict[str, Any], shard: int) -> str:
-    groups = [plan["groups"][g] for g in plan["shards"][shard]]
-    prompts = [(g["prompt_id"], g["prompt_ids"], g["seeds"]) for g in groups]
+    prompts = [(g["prompt_id"], g["prompt_ids"], g["seeds"]) for g in shard_groups(plan, shard)]
     return digest(
         {
             "stage": "episodes",
@@ -133,7 +140,7 @@ def _check_versions(config: RunConfig, batch: int, completions: list[Completion]
 
 def score_shard(ctx: RunContext, episodes: ShardRef) -> ShardRef:
     """Grade one shard and publish its rewards. Raises RewardError when too many grades failed."""
-    prefix = layout.rewards(ctx.run_id, episodes.batch, 0, episodes.shard)
+    prefix = layout.rewards(ctx.run_id, episodes.batch, episodes.round, episodes.shard)
     request = _score_request(ctx.config, episodes.content)
     if not ctx.store.published(prefix):
         rows = read_episodes(ctx.store, episodes.prefix)
@@ -144,7 +151,7 @@ def score_shard(ctx: RunContext, episodes: ShardRef) -> ShardRef:
         files = {REWARDS_FILE: rewards_bytes(rows, graded)}
         ctx.store.publish(prefix, files, request=request, provenance=provenance)
     manifest = ctx.store.open_published(prefix, request=request).manifest
-    return ShardRef(episodes.batch, episodes.shard, prefix, manifest.content)
+    return replace(episodes, prefix=prefix, content=manifest.content)
 
 
 def _score_request(config: RunConfig, content: str) -> str:
@@ -182,20 +189,27 @@ def _refuse_outage(config: RunConfig, prefix: str, graded: list[Graded]) -> None
         )
 
 
-def reference_shard(ctx: RunContext, episodes: ShardRef) -> ShardRef:
-    """Compute and publish the reference log-probabilities of one shard."""
-    prefix = layout.reference(ctx.run_id, episodes.batch, 0, episodes.shard)
-    model = ctx.store.open_published(ctx.ledger.weights_prefix(0)).manifest.content
-    request = digest({"stage": "reference", "schema": SCHEMA_VERSION, "model": model, "episodes": episodes.content})
+def reference_shard(ctx: RunContext, episodes: ShardRef, accepted: Collection[str] | None = None) -> ShardRef:
+    """Compute and publish the reference log-probabilities of one shard, or of its ``accepted`` groups."""
+    prefix = layout.reference(ctx.run_id, episodes.batch, episodes.round, episodes.shard)
+    request = digest(
+        {
+            "stage": "reference",
+            "schema": SCHEMA_VERSION,
+            "model": ctx.store.open_published(ctx.ledger.weights_prefix(0)).manifest.content,
+            "episodes": episodes.content,
+            "accepted": None if accepted is None else sorted(accepted),
+        }
+    )
     if not ctx.store.published(prefix):
-        rows = read_episodes(ctx.store, episodes.prefix)
+        rows = [e for e in read_episodes(ctx.store, episodes.prefix) if accepted is None or e.group_id in accepted]
         started = time.monotonic()
         logprobs = ctx.reference.logprobs([(e.prompt_ids, e.response_ids) for e in rows])
         provenance = {"seconds": time.monotonic() - started, "episodes": len(rows)}
         files = {REFERENCE_FILE: reference_bytes(rows, logprobs)}
         ctx.store.publish(prefix, files, request=request, provenance=provenance)
     manifest = ctx.store.open_published(prefix, request=request).manifest
-    return ShardRef(episodes.batch, episodes.shard, prefix, manifest.content)
+    return replace(episodes, prefix=prefix, content=manifest.content)
 
 
 def seconds_of(ctx: RunContext, prefixes: list[str]) -> float:

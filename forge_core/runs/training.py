@@ -19,6 +19,7 @@ from forge_core.runs.episodes import TRAINING_FILE
 from forge_core.runs.evaluation import evaluate, evaluation_metrics
 from forge_core.runs.record import now
 from forge_core.runs.trainer_session import Outcome
+from forge_core.runs.versions import best_version
 from forge_core.store import digest, entry_digest, layout
 from forge_core.store.retention import collect
 
@@ -49,7 +50,7 @@ def train_batch(ctx: RunContext, batch: int) -> dict[str, Any]:
         "max_age": max((f.age for f in data.fates if f.trained), default=0),
         "episodes": episode_counts(data.fates),
         "tokens": sum(len(e.response_ids) for e in data.generated),
-        "plans": [layout.plan(ctx.run_id, batch, 0)],
+        "plans": [layout.plan(ctx.run_id, batch, plan["round"]) for plan in data.plans],
         "shards": data.shards,
         "training": training,
         "training_digest": training_digest,
@@ -57,7 +58,7 @@ def train_batch(ctx: RunContext, batch: int) -> dict[str, Any]:
         "weights_digest": weights_digest,
         "previous": previous_digest(ctx, batch),
         "state_digest": outcome.state_digest,
-        "cursor": data.plan["cursor"]["after"],
+        "cursor": data.plans[0]["cursor"]["after"],
         "metrics": {**IDLE, **data_metrics(data), **outcome.metrics, **evaluated, **times},
         "attempt": ctx.attempt,
         "started_at": started_at,
@@ -86,7 +87,7 @@ def _commit(ctx: RunContext, entry: dict[str, Any]) -> dict[str, Any]:
 
 def collect_garbage(ctx: RunContext) -> None:
     """Delete weights, checkpoints and abandoned attempts that nothing has reached for ``gc.grace`` seconds."""
-    config = ctx.config
+    config, best = ctx.config, best_version(ctx.ledger)
     collect(
         ctx.store,
         ctx.run_id,
@@ -95,6 +96,7 @@ def collect_garbage(ctx: RunContext) -> None:
         keep_checkpoints=config.checkpoint.keep,
         grace_s=config.gc.grace,
         now=time.time(),
+        pinned=[] if best is None else [ctx.ledger.weights_prefix(best)],
     )
 
 

@@ -9,22 +9,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_core.algorithms.advantages import group_advantages, has_signal
-from forge_core.algorithms.fates import PlannedGroup, StalenessError, decide_fates
+from forge_core.algorithms.fates import FateRules, PlannedGroup, StalenessError, decide_fates
 from forge_core.data_model import Episode
 
 
 def episode(episode_id: str, reward: float | None, version: int = 5) -> Episode:
     return Episode(
-        episode_id, "g", 0, "p", [], [1], [2, 3], [True, True], [-1.0, -1.0], "x", "stop", version, [], None, "t", {}, {},
-        "", reward,
-    )  # fmt: skip
+        episode_id,
+        group_id=episode_id.rpartition("/")[0],
+        sample_index=int(episode_id.rpartition("/")[2]),
+        prompt_id="p",
+        messages=[],
+        prompt_ids=[1],
+        response_ids=[2, 3],
+        response_mask=[True, True],
+        response_logprobs=[-1.0, -1.0],
+        text="x",
+        finish_reason="stop",
+        policy_version=version,
+        version_spans=[],
+        target=None,
+        task="t",
+        metadata={},
+        sampling={},
+        created_at="",
+        reward=reward,
+    )
 
 
 def fates(rewards: list[float | None], missing: int = 0, **kwargs: Any) -> list:
     ids = tuple(f"r/b/g/{i}" for i in range(len(rewards) + missing))
     episodes = {i: episode(i, r) for i, r in zip(ids, rewards, strict=False)}
-    options = {"batch": 5, "max_staleness": 1, "normalize": True, "eps": 1e-4, **kwargs}
-    return decide_fates([PlannedGroup(ids)], episodes, **options)
+    return decide_fates([PlannedGroup(ids)], episodes, 5, FateRules(max_staleness=1, **kwargs))
 
 
 def test_advantages_are_the_group_z_score() -> None:
@@ -72,7 +88,7 @@ def test_groups_without_signal_keep_their_tokens_in_the_denominator() -> None:
 
 def test_skipped_prompts_are_counted_with_their_reason() -> None:
     group = PlannedGroup(("a", "b"), "prompt_too_long")
-    result = decide_fates([group], {}, batch=0, max_staleness=0, normalize=True, eps=1e-4)
+    result = decide_fates([group], {}, 0, FateRules(0))
     assert [f.dropped for f in result] == ["prompt_too_long"] * 2
 
 
@@ -81,7 +97,7 @@ def test_an_episode_outside_the_bound_is_an_error(version: int) -> None:
     ids = ("r/b/g/0", "r/b/g/1")
     episodes = {i: episode(i, float(n), version) for n, i in enumerate(ids)}
     with pytest.raises(StalenessError, match=f"version {version}"):
-        decide_fates([PlannedGroup(ids)], episodes, batch=5, max_staleness=1, normalize=True, eps=1e-4)
+        decide_fates([PlannedGroup(ids)], episodes, 5, FateRules(1))
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(-10, 10)), min_size=1, max_size=8), st.integers(0, 3))
@@ -90,3 +106,32 @@ def test_every_planned_episode_is_trained_or_dropped_with_a_reason(rewards: list
     assert len(result) == len(rewards) + missing
     assert all(f.trained != (f.dropped is not None) for f in result)
     assert sum(f.advantage for f in result if f.trained) == pytest.approx(0, abs=1e-6)
+
+
+def graded_groups(*groups: list[float]) -> tuple[list[PlannedGroup], dict[str, Episode]]:
+    planned = [PlannedGroup(tuple(f"r/b/{g}/{i}" for i in range(len(rewards)))) for g, rewards in enumerate(groups)]
+    rewards = {
+        i: r for p, group in zip(planned, groups, strict=True) for i, r in zip(p.episode_ids, group, strict=True)
+    }
+    return planned, {i: episode(i, r) for i, r in rewards.items()}
+
+
+def test_dynamic_sampling_takes_the_first_groups_with_signal_and_leaves_the_rest_out_of_the_denominators() -> None:
+    groups, episodes = graded_groups([1.0, 1.0], [1.0, 0.0], [0.0, 0.0], [0.0, 1.0], [1.0, 0.0])
+    result = decide_fates(groups, episodes, 5, FateRules(1, wanted=2))
+    assert [f.dropped for f in result[::2]] == ["zero_variance", None, "zero_variance", None, "surplus"]
+    assert [f.loss_tokens for f in result[::2]] == [0, 2, 0, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "trained", "tokens"), [("keep", True, 2), ("mask", False, 0), ("zero_advantage", True, 2)]
+)
+def test_what_becomes_of_a_truncated_episode(policy: str, trained: bool, tokens: int) -> None:
+    groups, episodes = graded_groups([1.0, 0.0, 0.0])
+    cut = episodes["r/b/0/1"]
+    cut.finish_reason = "length"
+    whole, found, _ = decide_fates(groups, episodes, 5, FateRules(1, truncated=policy))
+    assert (found.trained, found.loss_tokens) == (trained, tokens)
+    assert found.dropped == (None if trained else "truncated")
+    assert (found.advantage == 0.0) == (policy != "keep")
+    assert whole.advantage == group_advantages([1.0, 0.0, 0.0])[0], "its reward stays in the group's statistics"

@@ -93,6 +93,7 @@ def simulate(
     stages = Stages(
         rollout=task("rollout", "generator", world.sample),
         score=task("score", "scorer", lambda run, batch, rollout: rollout),
+        refill=task("score", "scorer", lambda run, batch, rewards: rewards),
         train=train,
     )
     iterate(REF, stages, Window(pause=executor.advance), config, first, SHARDS)

@@ -14,3 +14,8 @@ def constant(prompt: str, completion: str, metadata: dict[str, Any]) -> float:
 
 def broken(prompt: str, completion: str, metadata: dict[str, Any]) -> float:
     raise RuntimeError("the verifier is down")
+
+
+def sparse(prompt: str, completion: str, metadata: dict[str, Any]) -> float:
+    """1 for completions that begin with a 7: about one in twenty of an untrained model's."""
+    return float(completion.startswith("7"))

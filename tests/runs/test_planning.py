@@ -15,7 +15,7 @@ from forge_core.data.cursor import Cursor
 from forge_core.data.prompts import load_prompts
 from forge_core.runs.context import ShardTracker
 from forge_core.runs.estimate import estimate, parameter_count
-from forge_core.runs.planning import make_plan, planned_groups, shard_requests
+from forge_core.runs.planning import Planner, planned_groups, shard_requests
 from forge_core.runs.training import checkpoint_due
 from forge_core.stop import Stopped, StopToken
 from tests.runs.harness import tiny
@@ -26,7 +26,7 @@ def plan_of(batch: int, cursor: Cursor, *overrides: str, length: int = 8) -> dic
     assert config.dataset is not None
     prompts = load_prompts(config.dataset, seed=0)
     encode = lambda row: [1] * (length if row % 7 else 12)  # every seventh prompt is too long (10 fit)
-    return make_plan(batch, cursor, prompts, list(range(len(prompts))), config, encode)
+    return Planner(config, prompts, list(range(len(prompts))), encode).plan(batch, cursor)
 
 
 @settings(max_examples=30, deadline=None)

@@ -19,8 +19,9 @@ from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import TRAINING_FILE, read_episodes
 from forge_core.runs.initialise import initialise
 from forge_core.runs.record import create_run, load_run, resume_run
+from forge_core.runs.refilling import accepted_groups, refill
 from forge_core.runs.sealing import seal
-from forge_core.runs.stages import sample_shard, score_shard
+from forge_core.runs.stages import reference_shard, sample_shard, score_shard
 from forge_core.runs.trainer_session import DriftError, relative_distance
 from forge_core.runs.training import LostRace, train_batch
 from forge_core.stop import StopToken
@@ -301,6 +302,49 @@ def test_a_data_set_that_changed_under_a_plan_is_an_error() -> None:
     again.__dict__["prompts"] = load_prompts(tiny("dataset.options.seed=9").dataset, seed=0)
     with pytest.raises(DataError, match="the data set changed"):
         sample_shard(again, 0, 0)
+
+
+REFILLED = (
+    "filters.dynamic_sampling=true", "filters.max_rounds=3", "max_staleness=1",
+    "rewards.functions.0.path=tests.runs.rewards:sparse", "grpo.beta=0.1",
+)  # fmt: skip
+
+
+def refilled(ctx: RunContext, until: int) -> RunContext:
+    """As the flow does it: round 0, the refill, the reference on what was accepted, the step."""
+    initialise(ctx)
+    for batch in range(max(0, ctx.ledger.head()), until):
+        for shard in range(2):
+            score_shard(ctx, sample_shard(ctx, batch, shard))
+        shards = refill(ctx, batch)
+        accepted = accepted_groups(ctx, ctx.rounds(batch))
+        for shard in shards:
+            reference_shard(ctx, shard, accepted)
+        train_batch(ctx, batch)
+    return ctx
+
+
+def test_a_batch_without_enough_signal_is_refilled_within_the_bound() -> None:
+    ctx = refilled(new_run(memory(), *REFILLED), 2)
+    for entry in ctx.ledger.entries():
+        rounds = len(entry["plans"])
+        assert 2 <= rounds <= 4, "this reward is rare enough for a refill"
+        trained = entry["episodes"]["trained"]
+        assert trained % 4 == 0
+        assert trained == 32 or rounds == 4, "it stops when the batch is full or the rounds are used up"
+        assert entry["episodes"]["planned"] > 32
+        plans = [ctx.store.read_json(key) for key in entry["plans"]]
+        ids = [g["group"] for plan in plans for g in plan["groups"]]
+        assert ids == list(range(len(ids))), "groups are numbered through all rounds"
+    second = ctx.store.read_json(layout.plan("tiny", 1, 0))
+    plain = advance(new_run(memory(), "max_staleness=1"), 1)
+    assert second["groups"] == plain.plan(1)["groups"], "the next batch does not depend on the refill"
+
+
+def test_a_refilled_run_goes_on_in_another_process_as_if_nothing_had_happened() -> None:
+    whole = refilled(new_run(memory(), *REFILLED), 3)
+    again = refilled(reopened(refilled(new_run(memory(), *REFILLED), 2)), 3)
+    assert decided(again) == decided(whole)
 
 
 @pytest.mark.server
