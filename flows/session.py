@@ -36,6 +36,7 @@ from forge_core.stop import Stopped, StopToken
 from forge_core.store import Store, open_store
 
 log = logging.getLogger("forge")
+checks_log = logging.getLogger("forge.checks")  # its own, since the command line has said the same before
 SETTLE_S = 8.0  # open tasks get this long to notice a stop
 
 
@@ -53,7 +54,7 @@ def new_session(config: RunConfig | str, overrides: dict[str, Any]) -> Session:
         config = config.model_copy(update={"run": config.run.model_copy(update={"id": new_run_id("grpo")})})
     store = open_store(store_uri(None, config))
     for warning in check_run(config):
-        log.warning(warning)
+        checks_log.warning(warning)
     return Session(store, create_run(store, config))
 
 
@@ -65,7 +66,7 @@ def resumed_session(
     record = load_run(store, run_id)
     config = load_config(record.config, overrides)
     for warning in check_run(config):
-        log.warning(warning)
+        checks_log.warning(warning)
     changed, _ = resume_check(record, config, allow_keys, allow_code)
     if changed:
         seal(store, record, StopToken())

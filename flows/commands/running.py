@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from typing import Any
@@ -64,6 +65,7 @@ def resume(args: argparse.Namespace) -> int:
 def _show_checks(config: RunConfig) -> None:
     for warning in check_run(config):
         print(f"warning: {warning}", file=sys.stderr)
+    logging.getLogger("forge.checks").setLevel(logging.ERROR)  # the flow looks again; once is enough to say it
 
 
 def _run(start: Any, store: Store, config: RunConfig) -> int:
