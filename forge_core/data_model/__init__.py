@@ -1,6 +1,14 @@
 """Arrow schemas and in-memory types that every part of Forge shares."""
 
-from forge_core.data_model.schemas import EPISODES, REFERENCE, REWARDS, SCHEMA_VERSION, TRAINING, from_parquet, to_parquet
+from forge_core.data_model.schemas import (
+    EPISODES,
+    REFERENCE,
+    REWARDS,
+    SCHEMA_VERSION,
+    TRAINING,
+    from_parquet,
+    to_parquet,
+)
 from forge_core.data_model.types import (
     Completion,
     Episode,
