@@ -8,8 +8,9 @@ from pathlib import Path
 
 from flows.commands.common import committed_version, stored_run
 from forge_core.config import ConfigError
+from forge_core.runs.record import RunRecord
 from forge_core.runs.versions import best_version
-from forge_core.store import Ledger
+from forge_core.store import Ledger, Store
 
 
 def export(args: argparse.Namespace) -> int:
@@ -19,9 +20,23 @@ def export(args: argparse.Namespace) -> int:
         evaluated_best(ledger, record.run_id) if args.best else committed_version(ledger, record.run_id, args.version)
     )
     target = new_folder(args.directory)
-    shutil.copytree(store.local_dir(ledger.weights_prefix(version)), target)
+    prefix = ledger.weights_prefix(version)
+    if not store.published(prefix):
+        raise _deleted(store, ledger, record, version)
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(store.local_dir(prefix), partial, copy_function=shutil.copyfile)  # stored files are read-only
+    partial.rename(target)
     print(f"version {version} of {record.run_id} written to {target}")
     return 0
+
+
+def _deleted(store: Store, ledger: Ledger, record: RunRecord, version: int) -> ConfigError:
+    left = [v for v in range(ledger.head() + 1) if store.published(ledger.weights_prefix(v))]
+    return ConfigError(
+        f"the weights of version {version} of {record.run_id!r} were deleted (the run keeps weights.keep="
+        f"{record.config.weights.keep} and what it needs): still there are the versions {', '.join(map(str, left))}"
+    )
 
 
 def evaluated_best(ledger: Ledger, run_id: str) -> int:
