@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,15 @@ def code_digests(config: RunConfig) -> dict[str, str]:
     for file in sorted(f for package in PACKAGES for f in (root / package).rglob("*.py")):
         own.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     rewards = {f"reward {f.path}": source_digest(f.path) for f in config.rewards.functions}
-    return {f"forge-rl {version('forge-rl')}": own.hexdigest(), **rewards}
+    return {f"forge-rl {_version()}": own.hexdigest(), **rewards}
+
+
+def _version() -> str:
+    """The installed version; a bare checkout (on ``PYTHONPATH``) has none."""
+    try:
+        return version("forge-rl")
+    except PackageNotFoundError:
+        return "from source"
 
 
 def check_new_run(store: Store, config: RunConfig) -> None:
