@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from forge_core.config.hints import suggestions
-from forge_core.config.keys import children, choices, field_at, field_requirement, key_fields, starred
+from forge_core.config.keys import children, choices, field_at, field_requirement, key_fields, kinds_with, starred
 from forge_core.config.yaml_text import dump_yaml
 
 
@@ -42,7 +42,10 @@ def shown(value: Any) -> str:
 def _explain(detail: Any) -> list[str]:
     path = ".".join(str(part) for part in detail["loc"] if not str(part).startswith("<"))
     if detail["type"] == "extra_forbidden":
-        return unknown_key(path, detail["input"])
+        kinds = [str(part).strip("<>") for part in detail["loc"] if str(part).startswith("<")]
+        return _other_kind(path, kinds[-1]) if kinds and kinds_with(path) else unknown_key(path, detail["input"])
+    if detail["type"] == "union_tag_invalid":  # a section that is one of several, by a name that none has
+        path, detail = f"{path}.name", {**detail, "input": detail["ctx"]["tag"].strip("<>")}
     if detail["type"] == "value_error" and not path:  # a rule across keys names them itself
         return [str(detail["ctx"]["error"])]
     field = field_at(path)
@@ -61,6 +64,13 @@ def _explain(detail: Any) -> list[str]:
     return [
         f"{path}: {verb} {shown(detail['input'])}: {remedy}{_closest_choice(detail, field.annotation)}{_quote(detail)}"
     ]
+
+
+def _other_kind(path: str, kind: str) -> list[str]:
+    """The problem of a key that belongs to another alternative of its section."""
+    parent, _, leaf = path.rpartition(".")
+    others = " or ".join(f"{parent}.name={other}" for other in kinds_with(path))
+    return [f"{path}: {parent}.name={kind} has no key {leaf}: remove it, or set {others}"]
 
 
 def _closest_choice(detail: Any, annotation: Any) -> str:

@@ -17,13 +17,15 @@ PYTHON = "python://"
 
 
 def located(config: RunConfig, folder: Path | None = None) -> RunConfig:
-    """``config`` with the files of model, data sets and rewards in full; ``folder`` is that of its file."""
+    """``config`` with the files of model, data sets, rewards and loss in full; ``folder`` is that of its file."""
     tree = config.model_dump(mode="json")
     roots = [Path.cwd(), *([folder.absolute()] if folder else [])]
     datasets = [tree["dataset"], (tree["warm_start"] or {}).get("dataset")]
     tree["model"] = _located(tree["model"], roots)
     for dataset in filter(None, datasets):
         dataset["path"] = _located(dataset["path"], roots)
+    if "path" in tree["loss"]:
+        tree["loss"]["path"] = _located_object(tree["loss"]["path"], roots)
     for function in tree["rewards"]["functions"]:
         function["path"] = _located_object(function["path"], roots)
     return RunConfig.model_validate(tree)

@@ -1,18 +1,23 @@
 """What keys there are, read from the models: their paths, what each accepts in plain words, and the key reference.
 
-A path is dotted; the elements of a list are ``*`` (``rewards.functions.*.path``).
+A path is dotted; the elements of a list are ``*`` (``rewards.functions.*.path``). Where a section is one of several,
+told apart by its ``name`` (``loss``), a key that more than one of them has is shown once, with all that it may be.
 """
 
 from __future__ import annotations
 
 import types
+from copy import copy
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from forge_core.config.run_config import RunConfig, Section
+from forge_core.config.run_config import RunConfig
+from forge_core.config.section import Section
+
+_OR = " Or: "
 
 
 @cache
@@ -50,6 +55,10 @@ def requirement(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
         inner = [m for item in arguments[1:] for m in (item.metadata if isinstance(item, FieldInfo) else [item])]
         return requirement(arguments[0], (*inner, *metadata))
     if origin in (Union, types.UnionType):
+        if len(sections := _sections_in(annotation)) > 1:
+            names = [name for section, _ in sections for name in choices(section.model_fields["name"].annotation)]
+            null = ", or null" if types.NoneType in arguments else ""
+            return f"a section with a name, one of {', '.join(names)}{null}"
         words = [requirement(a, metadata) for a in arguments if a is not types.NoneType]
         return ", or ".join([*words, "null"] if types.NoneType in arguments else words)
     return _words(annotation, origin, arguments) + "".join(f", {bound}" for bound in _bounds(metadata))
@@ -60,6 +69,16 @@ def choices(annotation: Any) -> list[str]:
     if get_origin(annotation) is Literal:
         return [str(choice) for choice in get_args(annotation)]
     return [choice for argument in get_args(annotation) for choice in choices(argument)]
+
+
+def kinds_with(path: str) -> list[str]:
+    """The names of the sections that have a key, where its section is one of several."""
+    parent, _, leaf = path.rpartition(".")
+    section = field_at(parent)
+    found = _sections_in(section.annotation) if section else []
+    if len(found) < 2:
+        return []
+    return [c for kind, _ in found if leaf in kind.model_fields for c in choices(kind.model_fields["name"].annotation)]
 
 
 def field_requirement(field: FieldInfo) -> str:
@@ -85,8 +104,32 @@ def _fields_of(section: type[Section], prefix: str) -> dict[str, FieldInfo]:
     for name, field in section.model_fields.items():
         found[prefix + name] = field
         for inner, star in _sections_in(field.annotation):
-            found |= _fields_of(inner, f"{prefix}{name}.*." if star else f"{prefix}{name}.")
+            for key, one in _fields_of(inner, f"{prefix}{name}.*." if star else f"{prefix}{name}.").items():
+                found[key] = _either(found[key], one) if key in found else one
     return found
+
+
+def _either(one: FieldInfo, other: FieldInfo) -> FieldInfo:
+    """One description of a key that two alternatives of a section have."""
+    both = copy(one)
+    if get_origin(one.annotation) is Literal and get_origin(other.annotation) is Literal:
+        both.annotation = Literal[(*get_args(one.annotation), *get_args(other.annotation))]  # type: ignore[assignment]
+    elif one.annotation != other.annotation:
+        both.annotation = one.annotation | other.annotation  # type: ignore[assignment, operator]
+    texts = [text for field in (one, other) for text in (field.description or "").split(_OR)]
+    both.description = _OR.join(dict.fromkeys(texts))
+    values = [value for field in (one, other) if not field.is_required() for value in _defaults(field)]
+    if values:
+        both.default = _Several(value for i, value in enumerate(values) if value not in values[:i])
+    return both
+
+
+class _Several(list):
+    """The defaults of a key whose alternatives differ in them."""
+
+
+def _defaults(field: FieldInfo) -> list[Any]:
+    return field.default if isinstance(field.default, _Several) else [field.default]
 
 
 def _sections_in(annotation: Any, star: bool = False) -> list[tuple[type[Section], bool]]:
@@ -124,7 +167,10 @@ def _bounds(metadata: tuple[Any, ...]) -> list[str]:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    value = field.default
+    return " or ".join(_shown(value) for value in _defaults(field))
+
+
+def _shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, tuple):

@@ -12,26 +12,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Positive = Annotated[int, Field(ge=1)]
+from forge_core.config.loss_sections import GRPOLossSection, LossSection
+from forge_core.config.section import Fraction, Positive, Section
+
 Dtype = Literal["float32", "bfloat16"]
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are errors, values cannot be changed after validation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Python takes ``True`` for 1; in a file ``batch_size: true`` is a mistake."""
-        annotation = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and annotation in (int, float, int | None, float | None):
-            raise ValueError("true and false are not numbers")
-        return value
 
 
 class RunSection(Section):
@@ -113,13 +99,6 @@ class GRPOSection(Section):
     clip_high: float = Field(0.28, ge=0, description="Ratio is clipped at 1 + clip_high.")
     beta: float = Field(0.1, ge=0, description="Weight of the KL penalty to the reference model; 0: no reference.")
     temperature: float = Field(1.0, ge=0, le=10, description="Sampling temperature.")
-
-
-class LossSection(Section):
-    name: Literal["grpo"] = Field("grpo", description="Policy loss.")
-    agg_type: Literal["token_mean", "sequence_mean", "fixed_horizon"] = Field(
-        "token_mean", description="How token losses become one number (denominators are global over the step)."
-    )
 
 
 class AdvantageSection(Section):
@@ -264,7 +243,7 @@ class RunConfig(Section):
     dataset: DatasetSection | None = Field(None, description="Prompts.")
     training: TrainingSection = Field(TrainingSection(), description="The optimizer step.")
     grpo: GRPOSection = Field(GRPOSection(), description="Groups, clipping, KL and temperature.")
-    loss: LossSection = Field(LossSection(), description="Which policy loss.")
+    loss: LossSection = Field(GRPOLossSection(), description="Which policy loss.")
     advantage: AdvantageSection = Field(AdvantageSection(), description="Group advantages.")
     filters: FilterSection = Field(FilterSection(), description="Which episodes are trained on.")
     rollout: RolloutSection = Field(RolloutSection(), description="How responses are sampled.")

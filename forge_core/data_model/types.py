@@ -113,7 +113,8 @@ class TextTrainBatch:
     token weights (SFT), float32. The optional tensors are aligned with ``target_ids``: ``generator_logprobs`` and
     ``ref_logprobs`` (float32, log-probability of ``target_ids`` under the sampler and the reference);
     ``position_ids`` restart at 0 in each packed document; ``document_ids`` number the packed documents of the whole
-    step from 0 (padding: -1).
+    step from 0 (padding: -1); ``proximal_logprobs`` are the trainer's own at the start of the training step, for
+    losses with an off-policy correction.
     """
 
     input_ids: torch.Tensor
@@ -124,6 +125,7 @@ class TextTrainBatch:
     ref_logprobs: torch.Tensor | None = None
     position_ids: torch.Tensor | None = None
     document_ids: torch.Tensor | None = None
+    proximal_logprobs: torch.Tensor | None = None
 
 
 @dataclass

@@ -27,6 +27,7 @@ from forge_core.data_model import TextTrainBatch
 _SIGNIFICANT_BITS = 4
 _SHORTEST_SHARE_OF_ROW = 4  # documents below row_len / 4 start a micro-batch of their own
 _INPUTS, _TARGETS = slice(None, -1), slice(1, None)
+LOGPROBS = ("generator_logprobs", "ref_logprobs", "proximal_logprobs")
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Sample:
     """One document. Every list runs along ``tokens``: entry t belongs to token t.
 
     ``loss_mask[t]`` says whether predicting token t counts; ``weights[t]`` is its advantage (RL) or weight (SFT).
-    ``generator_logprobs`` and ``ref_logprobs`` hold 0.0 where nothing was sampled. Entry 0 never counts: nothing
-    predicts the first token.
+    ``generator_logprobs``, ``ref_logprobs`` and ``proximal_logprobs`` hold 0.0 where nothing was sampled. Entry 0 never
+    counts: nothing predicts the first token.
     """
 
     tokens: list[int]
@@ -43,6 +44,7 @@ class Sample:
     weights: list[float]
     generator_logprobs: list[float] | None = None
     ref_logprobs: list[float] | None = None
+    proximal_logprobs: list[float] | None = None
 
 
 def pack(samples: Sequence[Sample], token_budget: int, pad_id: int, seq_len: int) -> list[TextTrainBatch]:
@@ -125,6 +127,7 @@ def _build(samples: Sequence[Sample], rows: list[list[int]], row_len: int, budge
         ref_logprobs=logprobs("ref_logprobs"),
         position_ids=column(within, 0, np.int64),
         document_ids=column(np.repeat(np.array(order), lengths), -1, np.int64),
+        proximal_logprobs=logprobs("proximal_logprobs"),
     )
 
 
@@ -142,9 +145,10 @@ def _check(samples: Sequence[Sample], token_budget: int, seq_len: int) -> None:
             )
         if length - 1 > token_budget:
             raise ValueError(f"sample {index} has {length} tokens, more than token_budget={token_budget}")
-        lists = (sample.loss_mask, sample.weights, sample.generator_logprobs, sample.ref_logprobs)
+        logprobs = [getattr(sample, name) for name in LOGPROBS]
+        lists = (sample.loss_mask, sample.weights, *logprobs)
         if any(values is not None and len(values) != length for values in lists):
             raise ValueError(f"sample {index}: every list must have one entry for each of its {length} tokens")
-        for name in ("generator_logprobs", "ref_logprobs"):
+        for name in LOGPROBS:
             if (getattr(sample, name) is None) != (getattr(samples[0], name) is None):
                 raise ValueError(f"sample {index} and sample 0 differ in whether they have {name}")

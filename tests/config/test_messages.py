@@ -6,7 +6,7 @@ import pytest
 
 from forge_core.config import ConfigError, load_config
 from forge_core.config.hints import OLD_NAMES
-from forge_core.config.keys import key_fields
+from forge_core.config.keys import key_fields, kinds_with
 
 
 def problems(source: dict, *overrides: str) -> list[str]:
@@ -114,14 +114,26 @@ def test_the_message_counts_the_problems_and_names_the_source():
 
 @pytest.mark.parametrize("key", [k for k, f in key_fields().items() if "*" not in k and str(f.annotation) != "Any"])
 def test_no_key_takes_a_value_of_no_type_without_a_plain_answer(key):
-    found = problems({}, f"{key}=[[[]]]") if not _takes_text(key) else problems_of_mapping(key)
+    kind = _kind(key)
+    found = problems(kind, f"{key}=[[[]]]") if not _takes_text(key) else problems_of_mapping(kind, key)
     assert any(p.startswith(f"{key}: ") and "must be" in p for p in found), found
 
 
-def problems_of_mapping(key: str) -> list[str]:
+def problems_of_mapping(source: dict, key: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        load_config({}, {key: [[[]]]})
+        load_config(source, {key: [[[]]]})
     return caught.value.problems
+
+
+def _kind(key: str) -> dict:
+    """A configuration in which ``key`` may be set: its section, where that is one of several, by name."""
+    section, _, leaf = key.rpartition(".")
+    tree: dict = {} if leaf == "name" else {"name": (kinds_with(key) or [None])[0]}
+    if tree.get("name") is None:
+        return {}
+    for part in reversed(section.split(".")):
+        tree = {part: tree}
+    return tree
 
 
 def _takes_text(key: str) -> bool:
@@ -135,3 +147,24 @@ def test_every_renamed_key_leads_to_a_key_that_exists(target):
 
 def test_no_renamed_key_hides_a_key_of_ours():
     assert not set(OLD_NAMES) & set(key_fields())
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        ({"name": "dapo2"}, "loss.name: is 'dapo2': must be one of grpo, dapo"),
+        ({"name": "dapo2"}, "did you mean dapo?"),
+        ({"tau_pos": 1}, "loss.tau_pos: loss.name=grpo has no key tau_pos: remove it, or set loss.name=sapo"),
+        ({"name": "gspo", "variant": "x"}, "loss.variant: is 'x': must be one of token, sequence"),
+        ({"clip_lwo": 1}, "loss.clip_lwo: unknown key: did you mean loss.clip_low?"),
+        ({"beta": 1}, "loss.beta: unknown key: did you mean grpo.beta?"),
+        ({"name": "custom"}, "loss.path: is missing: must be text"),
+        ("grpo", "loss: is 'grpo': must be a section with a name, one of grpo, dapo"),
+        ({"correction": {"name": "tis"}}, "loss.correction.name: is 'tis': must be one of truncated, icepop"),
+        ({"correction": {"low": 0.5}}, "loss.correction.name: is missing: must be one of truncated, icepop"),
+    ],
+)
+def test_a_section_that_is_one_of_several_is_told_apart_by_its_name(loss, message):
+    found = problems({"loss": loss})
+    assert len(found) == 1
+    assert message in found[0]

@@ -14,7 +14,7 @@ from forge_core.training.packing import Sample, documents, pack, round_up
 
 def document(length: int, first: int = 1) -> Sample:
     tokens = list(range(first, first + length))
-    return Sample(tokens, [True] * length, [0.5] * length, [-float(t) for t in tokens], [-2.0 * t for t in tokens])
+    return Sample(tokens, [True] * length, [0.5] * length, [-float(t) for t in tokens], [-2.0 * t for t in tokens], [-3.0 * t for t in tokens])
 
 
 def read_back(batches: list, index: int) -> dict[str, list]:
@@ -42,6 +42,7 @@ def test_every_document_lies_whole_in_one_row_of_a_batch_within_the_budget(lengt
         assert found["position_ids"] == list(range(len(sample.tokens) - 1))
         assert found["generator_logprobs"] == sample.generator_logprobs[1:]
         assert found["ref_logprobs"] == sample.ref_logprobs[1:]
+        assert found["proximal_logprobs"] == sample.proximal_logprobs[1:]
         assert found["target_weights"] == sample.weights[1:]
     positions = sum(int((batch.document_ids >= 0).sum()) for batch in batches)
     assert positions == sum(length - 1 for length in lengths)

@@ -1,13 +1,12 @@
-"""GRPO: clipped policy gradient with group-relative advantages and a KL penalty.
+"""GRPO: the clipped policy gradient of PPO with group-relative advantages and a KL penalty.
 
-    L = agg( -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + beta k3 - entropy_coef H )
+    L = agg( max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A) + beta k3 - entropy_coef H ),   r = exp(l - a)
 
-with ``r = exp(logprob - generator_logprob)``: the ratio's denominator is always the log-probability that the sampler
-stored, so off-policy batches are corrected for their age and for kernel differences alike.
-
-Sources: GRPO (arXiv 2402.03300), asymmetric clip from DAPO (arXiv 2503.14476), fixed horizon from Dr. GRPO
-(arXiv 2503.20783). Differences: torchforge's SimpleGRPOLoss has ratio 1 and no clip; the reference log-probabilities
-carry no gradient here.
+Sources: GRPO (arXiv 2402.03300), clip of PPO (arXiv 1707.06347), asymmetric clip from DAPO (arXiv 2503.14476), fixed
+horizon from Dr. GRPO (arXiv 2503.20783): Dr. GRPO is ``agg_type="fixed_horizon"`` with advantages that are not divided
+by the group's standard deviation.
+Differences: the paper averages per sequence (``sequence_mean``); torchforge's SimpleGRPOLoss has ratio 1 and no clip;
+verl always adds a dual clip (see DAPOLoss); TRL and AReaL do not clamp the log-ratio.
 """
 
 from __future__ import annotations
@@ -15,21 +14,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forge_core.algorithms.ops import (
-    AggregationType,
-    Totals,
-    aggregate,
-    compute_entropy,
-    compute_kl,
-    compute_logprobs,
-    compute_ratio,
-)
-from forge_core.data_model import TextTrainBatch
+from forge_core.algorithms.corrections import Correction
+from forge_core.algorithms.losses.base import PolicyLoss, Tokens
+from forge_core.algorithms.ops import AggregationType, KLType, compute_ratio
 
 
-class GRPOLoss:
-    """``clip_low``, ``clip_high``: the ratio is clipped to [1 - clip_low, 1 + clip_high]. ``beta``: weight of the KL
-    penalty. ``agg_type``: see ``ops.aggregate``. ``entropy_coef``: weight of the entropy bonus."""
+def clipped_policy_gradient(
+    ratio_BT: Tensor, advantages_BT: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """``max(-r A, -clip(r) A)`` and whether the clip decided."""
+    bounded_BT = ratio_BT.clamp(1.0 - clip_low, 1.0 + clip_high)
+    unclipped_BT, clipped_BT = -ratio_BT * advantages_BT, -bounded_BT * advantages_BT
+    return torch.maximum(unclipped_BT, clipped_BT), clipped_BT > unclipped_BT
+
+
+class GRPOLoss(PolicyLoss):
+    """``clip_low``, ``clip_high``: the ratio is clipped to [1 - clip_low, 1 + clip_high]. The rest: see PolicyLoss."""
 
     def __init__(
         self,
@@ -38,58 +38,14 @@ class GRPOLoss:
         beta: float = 0.1,
         agg_type: AggregationType = "fixed_horizon",
         entropy_coef: float = 0.0,
+        *,
+        kl_type: KLType = "k3",
+        correction: Correction | None = None,
     ) -> None:
-        self.clip_low, self.clip_high, self.beta = clip_low, clip_high, beta
-        self.agg_type, self.entropy_coef = agg_type, entropy_coef
+        super().__init__(beta, agg_type, entropy_coef, kl_type=kl_type, correction=correction)
+        self.clip_low, self.clip_high = clip_low, clip_high
 
-    def from_logprobs(
-        self, logprobs_BT: Tensor, entropy_BT: Tensor, batch: TextTrainBatch, totals: Totals
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss share and metrics (which add up over micro-batches) of one micro-batch.
-
-        ``logprobs_BT`` and ``entropy_BT`` belong to ``batch.target_ids`` at the sampling temperature.
-        Raises ValueError when the batch lacks what the loss needs.
-        """
-        if batch.generator_logprobs is None:
-            raise ValueError("GRPOLoss needs generator_logprobs: the sampler must return log-probabilities")
-        if self.beta > 0 and batch.ref_logprobs is None:
-            raise ValueError(f"GRPOLoss has beta={self.beta} but the batch has no ref_logprobs: set grpo.beta=0")
-        mask_BT = batch.target_mask
-        ratio_BT = compute_ratio(logprobs_BT, batch.generator_logprobs, mask_BT)
-        loss_BT, clipped_BT = self._policy_gradient(ratio_BT, batch.target_weights)
-        kl_BT = torch.zeros_like(loss_BT)
-        if batch.ref_logprobs is not None:
-            kl_BT = compute_kl(logprobs_BT, batch.ref_logprobs, mask_BT)
-        loss_BT = loss_BT + self.beta * kl_BT - self.entropy_coef * entropy_BT
-        loss = aggregate(loss_BT, mask_BT, totals, self.agg_type, batch.document_ids)
-        gap_BT = (logprobs_BT - batch.generator_logprobs).abs()
-        with torch.no_grad():
-            per_token = {"entropy": entropy_BT, "kl": kl_BT, "ratio/mean": ratio_BT, "clip/fraction": clipped_BT}
-            per_token["mismatch/mean_abs_logprob"] = gap_BT
-            metrics = {name: aggregate(x.float(), mask_BT, totals, "token_mean") for name, x in per_token.items()}
-        return loss, metrics
-
-    def _policy_gradient(self, ratio_BT: Tensor, advantages_BT: Tensor) -> tuple[Tensor, Tensor]:
-        bounded_BT = ratio_BT.clamp(1.0 - self.clip_low, 1.0 + self.clip_high)
-        unclipped_BT, clipped_BT = ratio_BT * advantages_BT, bounded_BT * advantages_BT
-        return -torch.minimum(unclipped_BT, clipped_BT), clipped_BT < unclipped_BT
-
-    def __call__(
-        self,
-        logits: Tensor,
-        target_ids: Tensor,
-        advantages: Tensor,
-        generator_logprobs: Tensor,
-        loss_mask: Tensor,
-        ref_logprobs: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a whole, unpacked batch: ``logits [B, T, V]``, the rest ``[B, T]`` (``advantages`` may be ``[B, 1]``).
-
-        Denominators are those of this batch; the fixed horizon is T.
-        """
-        batch = TextTrainBatch(
-            target_ids, target_ids, loss_mask, advantages.expand_as(loss_mask), generator_logprobs, ref_logprobs
-        )
-        totals = Totals(int(loss_mask.sum()), loss_mask.shape[0], loss_mask.shape[1])
-        logprobs_BT, entropy_BT = compute_logprobs(logits, target_ids), compute_entropy(logits)
-        return self.from_logprobs(logprobs_BT, entropy_BT, batch, totals)
+    def _policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+        ratio_BT = compute_ratio(tokens.logprobs, tokens.anchor, tokens.mask)
+        loss_BT, clipped_BT = clipped_policy_gradient(ratio_BT, tokens.advantages, self.clip_low, self.clip_high)
+        return loss_BT, {"ratio/mean": ratio_BT, "clip/fraction": clipped_BT}
