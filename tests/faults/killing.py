@@ -36,13 +36,11 @@ class Kill:
     ran_s: float
 
 
-def start(folder: Path, own_server: bool = False, config: dict[str, Any] | None = None) -> Forge:
+def start(folder: Path, config: dict[str, Any], own_server: bool = False) -> Forge:
     """``forge train`` the first time, ``forge resume`` after that."""
     if (folder / "store/runs/tiny/run.json").exists():
         return Forge(folder, "resume", "tiny", "--store", folder / "store", own_server=own_server)
-    return Forge(
-        folder, "train", write_config(folder, config) if config else folder / "run.yaml", own_server=own_server
-    )
+    return Forge(folder, "train", write_config(folder, config), own_server=own_server)
 
 
 def kill_at_random(forge: Forge, run: Stored, rng: random.Random, most_files: int) -> Kill:
