@@ -8,23 +8,25 @@ from flows.commands.models import new_folder
 
 CONFIG = """\
 # forge try config.yaml          roll out and grade a few prompts
-# forge train config.yaml        train (a minute or two on two CPU cores)
-# pytest test_my_reward.py       test the reward
-steps: 30
-max_staleness: 1
-model:
+# forge train config.yaml        train (about a minute on two CPU cores)
+# pytest                         test the reward
+# Every key with its default: forge config config.yaml
+steps: 20
+max_staleness: 1                 # generation may run one training step ahead; 0: strictly on-policy
+model:                           # a small model made on the spot; or a folder or hub id: model: Qwen/Qwen3-0.6B
   architecture: qwen3
   vocabulary: "0123456789+=,:darst"
   max_position_embeddings: 32
-warm_start:
+warm_start:                      # a few supervised steps first; a pretrained model needs none
+  steps: 150
   dataset: {path: "python://forge_core.data.sort_digits:demonstrations"}
-dataset:
+dataset:                         # or a JSONL, Parquet or CSV file, a hub id, reasoning_gym://<task>
   path: python://forge_core.data.sort_digits:prompts
 training:
-  batch_size: 512
+  batch_size: 256                # episodes of a step: 32 prompts, 8 answers each
   learning_rate: 3.0e-4
   seq_len: 16
-  token_budget: 8192
+  token_budget: 4096
 grpo: {n_samples: 8, beta: 0}
 rollout: {max_new_tokens: 8}
 rewards:
@@ -69,5 +71,5 @@ def new(args: argparse.Namespace) -> int:
     folder.mkdir(parents=True)
     for name, text in (("config.yaml", CONFIG), ("my_reward.py", REWARD), ("test_my_reward.py", TEST)):
         (folder / name).write_text(text)
-    print(f"{folder}: config.yaml, my_reward.py and test_my_reward.py\n  cd {folder} && forge try config.yaml -n 8")
+    print(f"{folder}: config.yaml, my_reward.py and test_my_reward.py\n  cd {folder} && forge try config.yaml")
     return 0

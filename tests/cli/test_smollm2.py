@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.server]
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "smollm2_chain_sum.yaml"
 SMALL = (  # two steps for a CPU
-    *("steps=2", "training.batch_size=32", "training.warmup_steps=0", "eval.prompts=4", "run.id=two-steps"),
+    *("steps=2", "training.batch_size=32", "training.warmup_steps=0", "eval.prompts=8", "run.id=two-steps"),
     *("rollout.version=oldest", "run.seed=0"),  # the same answers in every run
 )
 

