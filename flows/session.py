@@ -136,10 +136,13 @@ class Session:
         if not entries:
             return
         self._console.print(closing_table(entries))
-        curve = Path(f"{self.run.run_id}-reward.png")
-        reward_curve_png(entries, curve)
-        self._progress.note(f"reward curve: {curve.absolute()}")
+        self._best_effort.submit(self._write_curve, entries)
         self._best_effort.close(10.0)
+
+    def _write_curve(self, entries: list[dict[str, Any]]) -> None:
+        curve = Path(f"{self.run.run_id}-reward.png").absolute()
+        reward_curve_png(entries, curve)
+        self._progress.note(f"reward curve: {curve}")
 
 
 def wide_console() -> Console:
