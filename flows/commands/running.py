@@ -43,7 +43,6 @@ def resume(args: argparse.Namespace) -> int:
     store = existing_store(args, quiet=True)
     record = load_run(store, args.run_id)
     config = load_config(record.config, args.overrides)
-    resume_check(record, config, args.allow_config_change, args.allow_code_change)
     if Ledger(store, args.run_id).head() >= config.steps:
         print(
             f"store: {store.uri}\nrun {args.run_id} has taken all of its {config.steps} training steps; to go further: "
@@ -51,6 +50,7 @@ def resume(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 0
+    resume_check(record, config, args.allow_config_change, args.allow_code_change)
     _show_checks(config)
 
     def start() -> Any:
@@ -88,7 +88,7 @@ def _status(state: Any, config: RunConfig) -> int:
     if state.is_completed():
         return 0
     if state.is_cancelled() or state.is_cancelling():
-        print(f"stopped: {state.message}", file=sys.stderr)
+        print(state.message, file=sys.stderr)
         return STOPPED
     error = state.result(raise_on_failure=False)  # its traceback is in the log above
     print(f"{type(error).__name__}: {error}", *getattr(error, "__notes__", []), sep="\n  ", file=sys.stderr)
