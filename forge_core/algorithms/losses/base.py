@@ -7,7 +7,7 @@ that the sampler stored, so off-policy batches are corrected for their age and f
 ``correction`` (see ``corrections.py``) the anchor is the proximal policy instead, and w the correction's weight.
 
 Invariants:
-- A loss file holds one formula: ``_policy_gradient``. Masks, denominators, KL, entropy and metrics are here.
+- A loss file holds one formula: ``policy_gradient``. Masks, denominators, KL, entropy and metrics are here.
 - Denominators are global (``Totals``): gradients do not depend on how a step is split into micro-batches or ranks.
 - Computed in float32 or wider; masked positions contribute nothing, whatever they hold; no reading back from the
   device.
@@ -88,7 +88,7 @@ class PolicyLoss(Loss):
         self.agg_type, self.entropy_coef, self.correction = agg_type, entropy_coef, correction
         self.needs_proximal = correction is not None
 
-    def _policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         """The policy-gradient term per position and metrics per position, all ``[B, T]``."""
         raise NotImplementedError
 
@@ -100,8 +100,8 @@ class PolicyLoss(Loss):
         ``logprobs_BT`` and ``entropy_BT`` belong to ``batch.target_ids`` at the sampling temperature.
         Raises ValueError when the batch lacks what the loss needs.
         """
-        tokens = self._tokens(logprobs_BT, batch)
-        loss_BT, per_token = self._policy_gradient(tokens)
+        tokens = self.tokens(logprobs_BT, batch)
+        loss_BT, per_token = self.policy_gradient(tokens)
         if self.correction is not None:
             weight_BT = self.correction.weights(tokens.anchor, tokens.generator, tokens.mask, tokens.document_ids)
             loss_BT, per_token["correction/weight"] = weight_BT * loss_BT, weight_BT
@@ -140,7 +140,7 @@ class PolicyLoss(Loss):
         logprobs_BT, entropy_BT = compute_logprobs(logits, target_ids), compute_entropy(logits)
         return self.from_logprobs(logprobs_BT, entropy_BT, batch, totals)
 
-    def _tokens(self, logprobs_BT: Tensor, batch: TextTrainBatch) -> Tokens:
+    def tokens(self, logprobs_BT: Tensor, batch: TextTrainBatch) -> Tokens:
         name, mask_BT = type(self).__name__, batch.target_mask
         if batch.generator_logprobs is None:
             raise ValueError(f"{name} needs generator_logprobs: the sampler must return log-probabilities")

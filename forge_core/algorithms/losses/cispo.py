@@ -35,7 +35,7 @@ class CISPOLoss(PolicyLoss):
         super().__init__(beta, agg_type, entropy_coef, kl_type=kl_type, correction=correction)
         self.clip_low, self.clip_high = clip_low, clip_high
 
-    def _policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         ratio_BT = compute_ratio(tokens.logprobs, tokens.anchor, tokens.mask).detach()
         weight_BT = ratio_BT.clamp(1.0 - self.clip_low, 1.0 + self.clip_high)
         loss_BT = -weight_BT * tokens.advantages * tokens.logprobs

@@ -50,7 +50,7 @@ class DAPOLoss(PolicyLoss):
         self.clip_low, self.clip_high, self.dual_clip = clip_low, clip_high, dual_clip
         self._controller = AdaptiveKL(kl_target) if adaptive_kl else None
 
-    def _policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         advantages_BT = tokens.advantages
         ratio_BT = compute_ratio(tokens.logprobs, tokens.anchor, tokens.mask)
         loss_BT, clipped_BT = clipped_policy_gradient(ratio_BT, advantages_BT, self.clip_low, self.clip_high)

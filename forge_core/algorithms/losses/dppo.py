@@ -42,7 +42,7 @@ class DPPOLoss(PolicyLoss):
         self.mask_low, self.mask_high, self.two_sided = mask_low, mask_high, two_sided
         self.ratio_cap, self.drift_coef = ratio_cap, drift_coef
 
-    def _policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         ratio_BT = compute_ratio(tokens.logprobs, tokens.generator, tokens.mask)
         kept_BT = self._kept(tokens)
         weighted_BT = ratio_BT

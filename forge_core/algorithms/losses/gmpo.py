@@ -36,13 +36,13 @@ class GMPOLoss(PolicyLoss):
         super().__init__(beta, agg_type, entropy_coef, kl_type=kl_type, correction=correction)
         self.clip_low, self.clip_high = clip_low, clip_high
 
-    def _policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         mask_BT, ids_BT = tokens.mask, tokens.document_ids
         sign_BT = tokens.advantages.sign()
-        log_ratio_BT = (tokens.logprobs - tokens.anchor).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        log_ratio_BT = tokens.logprobs - tokens.anchor
         bounded_BT = log_ratio_BT.clamp(-self.clip_low, self.clip_high)
         clipped_BT = sign_BT * bounded_BT < sign_BT * log_ratio_BT
         least_BT = sign_BT.square() * torch.where(clipped_BT, bounded_BT, log_ratio_BT)
-        ratio_BT = sequence_mean(least_BT, mask_BT, ids_BT).exp()
+        ratio_BT = sequence_mean(least_BT, mask_BT, ids_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         loss_BT = -sequence_mean(tokens.advantages, mask_BT, ids_BT) * ratio_BT
         return loss_BT, {"ratio/mean": ratio_BT, "clip/fraction": clipped_BT}

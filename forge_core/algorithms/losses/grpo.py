@@ -45,7 +45,7 @@ class GRPOLoss(PolicyLoss):
         super().__init__(beta, agg_type, entropy_coef, kl_type=kl_type, correction=correction)
         self.clip_low, self.clip_high = clip_low, clip_high
 
-    def _policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         ratio_BT = compute_ratio(tokens.logprobs, tokens.anchor, tokens.mask)
         loss_BT, clipped_BT = clipped_policy_gradient(ratio_BT, tokens.advantages, self.clip_low, self.clip_high)
         return loss_BT, {"ratio/mean": ratio_BT, "clip/fraction": clipped_BT}

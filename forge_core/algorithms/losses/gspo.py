@@ -44,7 +44,7 @@ class GSPOLoss(PolicyLoss):
         super().__init__(beta, agg_type, entropy_coef, kl_type=kl_type, correction=correction)
         self.clip_low, self.clip_high, self.variant = clip_low, clip_high, variant
 
-    def _policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         ratio_BT = self._ratio(tokens)
         loss_BT, clipped_BT = clipped_policy_gradient(ratio_BT, tokens.advantages, self.clip_low, self.clip_high)
         return loss_BT, {"ratio/mean": ratio_BT, "clip/fraction": clipped_BT}

@@ -34,7 +34,7 @@ class ReinforceLoss(PolicyLoss):
         super().__init__(beta, agg_type, entropy_coef, kl_type=kl_type)
         self.weight_min, self.weight_max = weight_min, weight_max
 
-    def _policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         ratio_BT = compute_ratio(tokens.logprobs, tokens.generator, tokens.mask).detach()
         weight_BT = ratio_BT.clamp(self.weight_min, self.weight_max)
         loss_BT = -weight_BT * tokens.advantages * tokens.logprobs

@@ -36,7 +36,7 @@ class RLOOLoss(PolicyLoss):
         super().__init__(beta, agg_type, entropy_coef, kl_type=kl_type, correction=correction)
         self.clip_low, self.clip_high = clip_low, clip_high
 
-    def _policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         mask_BT, ids_BT = tokens.mask, tokens.document_ids
         log_ratio_BT = sequence_sum(tokens.logprobs - tokens.anchor, mask_BT, ids_BT)
         ratio_BT = log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()

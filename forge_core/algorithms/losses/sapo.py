@@ -36,9 +36,8 @@ class SAPOLoss(PolicyLoss):
         super().__init__(beta, agg_type, entropy_coef, kl_type=kl_type, correction=correction)
         self.tau_pos, self.tau_neg = tau_pos, tau_neg
 
-    def _policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_gradient(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         ratio_BT = compute_ratio(tokens.logprobs, tokens.anchor, tokens.mask)
-        neg_BT = torch.full_like(ratio_BT, self.tau_neg)
-        tau_BT = neg_BT.masked_fill(tokens.advantages > 0, self.tau_pos)
+        tau_BT = torch.full_like(ratio_BT, self.tau_neg).masked_fill(tokens.advantages > 0, self.tau_pos)
         gate_BT = torch.sigmoid(tau_BT * (ratio_BT - 1.0)) * 4.0 / tau_BT
         return -gate_BT * tokens.advantages, {"ratio/mean": ratio_BT}
