@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -142,7 +143,7 @@ def _of_groups(
 ) -> list[float]:
     eps, name = params.get("eps", 1e-6), algorithm.lower()
     single: Any = "reward" if _keeps_single(peer, algorithm, params) else "zero"
-    estimate = partial(group_advantages, eps=eps, ddof=1)
+    estimate: Callable[..., list[float]] = partial(group_advantages, eps=eps, ddof=1)
     centred = partial(group_advantages, normalize=False)
     if name == "areal normalization":
         if params["mean_level"] == "batch":
@@ -176,7 +177,7 @@ def _whitened(
     at_end = torch.tensor(rewards, dtype=torch.float64)
     found, returns = reinforce_plus_plus(at_end, mask, params.get("gamma", 1.0))
     if peer == "OpenRLHF":  # plain variance, and masked positions are whitened along
-        found = whiten(returns, mask, eps=0.0, ddof=0)
+        found = whiten(returns, mask, ddof=0)
     return {"advantages_token": found.tolist(), "returns_token": returns.tolist()}
 
 

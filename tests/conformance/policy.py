@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,13 +45,12 @@ class Case:
     advantages: Tensor
     ref: Tensor | None
     behaviour: Tensor | None = None
-    weights: Tensor | None = field(default=None)
 
 
 def case(peer: str, algorithm: str, inputs: dict[str, Any], params: Params) -> Case:
     """``anchor``: what the ratio is taken against; ``behaviour``: the sampler, where that is another policy."""
     given = {name: tensor(value) for name, value in inputs.items()}
-    logprobs, mask = given["logprobs"], given.get("mask", given.get("padding_mask"))
+    logprobs, mask = given["logprobs"], given["mask" if "mask" in given else "padding_mask"]
     old, rollout = given.get("old_logprobs"), given.get("rollout_logprobs")
     anchor = old if old is not None else rollout if rollout is not None else logprobs.clone()
     behaviour = rollout if old is not None else None
@@ -81,7 +80,7 @@ def policy_loss(peer: str, algorithm: str, inputs: dict[str, Any], params: Param
     batch.ref_logprobs = c.ref
     batch.proximal_logprobs = None if c.behaviour is None else c.anchor
     entropy = torch.zeros_like(c.mask)
-    loss, metrics = loss_fn.from_logprobs(c.logprobs, entropy, batch, totals(c))
+    loss, _ = loss_fn.from_logprobs(c.logprobs, entropy, batch, totals(c))
     (grad,) = torch.autograd.grad(loss, c.logprobs)
     found = {"loss": number(loss), "grad_logprobs": grad.tolist()}
     tokens = loss_fn.tokens(c.logprobs, batch)
@@ -219,15 +218,15 @@ def build(c: Case) -> PolicyLoss:
     if "unclipped" in name:
         return GRPOLoss(1.0, math.inf, agg_type=agg_type(c, "token_mean"), **common)
     if name.startswith("reinforce"):
-        bounds = (0.0, p["is_cap"]) if "is_cap" in p else (1.0, 1.0)
-        return ReinforceLoss(*bounds, agg_type=agg_type(c, "token_mean"), **common)
+        low, high = (0.0, p["is_cap"]) if "is_cap" in p else (1.0, 1.0)
+        return ReinforceLoss(low, high, agg_type=agg_type(c, "token_mean"), **common)
     if name.startswith("cispo"):
         if "epsilon_high" in p:  # TRL: the bound itself, and none below
             low, high = 1.0, p["epsilon_high"] - 1.0
         return CISPOLoss(low, high, agg_type=agg_type(c, "token_mean"), **common)
     if name.startswith("gspo"):
         variant: Any = "token" if c.peer in ("verl", "SkyRL") else "sequence"
-        agg = "sequence_mean" if c.peer == "OpenRLHF" else agg_type(c, "sequence_mean")
+        agg: Any = "sequence_mean" if c.peer == "OpenRLHF" else agg_type(c, "sequence_mean")
         return GSPOLoss(low, high, agg_type=agg, variant=variant, **common)
     if name.startswith("sapo"):
         return SAPOLoss(p["tau_pos"], p["tau_neg"], agg_type=agg_type(c, "sequence_mean"), **common)

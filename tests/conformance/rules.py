@@ -144,11 +144,11 @@ def _case(v: Vector) -> policy.Case:
 
 RULES = {
     "graded elsewhere": _rewards,
+    "SAPO sequence gate": _sapo_sequence_gate,
     "log-ratio clamp": _log_ratio_clamp,
     "sequence log-ratio clamp": _sequence_ratio_clamp,
     "summed log-ratio clamp": _summed_ratio_clamp,
     "k3 clamp": _kl_clamp,
-    "SAPO sequence gate": _sapo_sequence_gate,
     "RLOO empty row": _rloo_empty_row,
     "z-score of one": _single_z_score,
     "leave-one-out of one": _single_rloo,
