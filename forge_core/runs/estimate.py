@@ -7,16 +7,21 @@ the usual 2N (forward) and 6N (forward and backward), and this machine's speed f
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from forge_core.config import RunConfig
 from forge_core.config.run_config import ScratchModel
 
 EPISODE_BYTES_PER_TOKEN = 9  # token id, mask and log-probability in Parquet, about
+FILLED = 0.75  # share of training.seq_len that an episode takes, about
 TASK_SECONDS = 0.15  # orchestration and storage of a training step, about
-EFFICIENCY = 0.25  # share of the matrix product's speed that a transformer reaches
+START_SECONDS = 15.0  # Prefect server, imports, loading the engines
+PROCESS_BYTES = 700_000_000  # Python, torch and Prefect
+EFFICIENCY = 0.6  # share of the matrix product's speed that a transformer reaches
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Estimate:
 
 def estimate_line(config: RunConfig) -> str:
     """One line: parameters, memory, bytes stored, time."""
-    e = estimate(config, flops_per_second())
+    e = estimate(config, flops_per_second(config))
     return (
         f"expected: {e.parameters / 1e6:.1f} M parameters, {_bytes(e.memory)} of memory, {_bytes(e.stored)} stored, "
         f"about {_minutes(e.seconds)} for {config.steps} steps"
@@ -40,29 +45,44 @@ def estimate_line(config: RunConfig) -> str:
 
 def estimate(config: RunConfig, flops: float) -> Estimate:
     """``flops``: floating-point operations a second of this machine."""
-    n = parameter_count(config)
-    response = config.rollout.max_new_tokens
-    tokens = config.episodes_per_batch * config.training.seq_len
-    weight_bytes = n * (4 if config.weights_dtype == "float32" else 2)
-    # fp32 weights, gradients and two moments; the generator; the reference; logits and activations of a micro-batch
-    copies = 16 * n + 4 * n + (4 * n if config.grpo.beta > 0 else 0)
-    memory = copies + 64 * config.token_budget * 1024 + 700_000_000
-    kept = min(config.steps, config.weights.keep + config.max_staleness + 1 + int(config.gc.grace / 60))
-    checkpoints = min(config.checkpoint.keep, 1 + config.steps // max(config.checkpoint.interval, 1)) * 12 * n
-    stored = kept * weight_bytes + checkpoints + config.steps * tokens * EPISODE_BYTES_PER_TOKEN
-    per_step = (6 + 2 * (config.grpo.beta > 0)) * n * tokens + 2 * n * config.episodes_per_batch * response * 2
+    n, vocabulary = model_size(config)
+    seconds = _seconds(config, n, flops)
+    return Estimate(n, _memory(config, n, vocabulary), _stored(config, n, seconds), seconds)
+
+
+def _seconds(config: RunConfig, n: int, flops: float) -> float:
+    response, filled = config.rollout.max_new_tokens, FILLED * config.training.seq_len
+    train = (6 + 2 * (config.grpo.beta > 0)) * n * filled * config.episodes_per_batch * config.training.epochs_per_batch
+    sample = 4 * n * response
     evaluations = 2 + (config.steps // config.eval.interval if config.eval.interval else 0)
-    work = config.steps * per_step + evaluations * 4 * n * config.eval.prompts * response
+    work = config.steps * (train + sample * config.episodes_per_batch) + evaluations * sample * config.eval.prompts
     warm = config.warm_start
-    work += 6 * n * warm.steps * warm.batch_size * config.training.seq_len if warm else 0
-    return Estimate(n, memory, stored, work / (flops * EFFICIENCY) + config.steps * TASK_SECONDS)
+    work += 6 * n * warm.steps * warm.batch_size * filled if warm else 0
+    return START_SECONDS + config.steps * TASK_SECONDS + work / (flops * EFFICIENCY)
 
 
-def parameter_count(config: RunConfig) -> int:
-    """Parameters of the configured model, from its configuration alone."""
+def _memory(config: RunConfig, n: int, vocabulary: int) -> int:
+    """fp32 weights, gradients and two moments; generator; reference; logits and activations of one micro-batch."""
+    engines = 16 * n + 4 * n + (4 * n if config.grpo.beta > 0 else 0)
+    return engines + config.token_budget * (64 * 1024 + 6 * vocabulary) + PROCESS_BYTES
+
+
+def _stored(config: RunConfig, n: int, seconds: float) -> int:
+    """Episodes of the whole run; weights and checkpoints that are kept, or not yet deleted (``gc.grace``)."""
+    waiting = config.gc.grace / (seconds / config.steps)  # training steps whose garbage is still there
+    versions = min(config.steps, config.weights.keep + config.max_staleness + waiting) + 1
+    every = config.checkpoint.interval or config.steps
+    checkpoints = min(math.ceil(config.steps / every), config.checkpoint.keep + waiting / every)
+    episodes = config.steps * config.episodes_per_batch * FILLED * config.training.seq_len * EPISODE_BYTES_PER_TOKEN
+    return round(versions * n * (4 if config.weights_dtype == "float32" else 2) + checkpoints * 12 * n + episodes)
+
+
+def model_size(config: RunConfig) -> tuple[int, int]:
+    """Parameters and vocabulary of the configured model, from its configuration alone."""
     model = config.model
     if isinstance(model, ScratchModel):
-        return _transformer_parameters(model.model_dump(), len(model.vocabulary) + 2)
+        vocabulary = len(model.vocabulary) + 2
+        return _transformer_parameters(model.model_dump(), vocabulary), vocabulary
     from forge_core.models.resolve import resolve_model
 
     assert model is not None
@@ -77,26 +97,27 @@ def parameter_count(config: RunConfig) -> int:
         "head_dim": hf.get("head_dim") or hf["hidden_size"] // heads,
         "tie_word_embeddings": hf.get("tie_word_embeddings", False),
     }
-    return _transformer_parameters(shape, hf["vocab_size"])
+    return _transformer_parameters(shape, hf["vocab_size"]), hf["vocab_size"]
 
 
-def _transformer_parameters(m: dict, vocabulary: int) -> int:
+def _transformer_parameters(m: dict[str, Any], vocabulary: int) -> int:
     attention = m["hidden_size"] * m["head_dim"] * 2 * (m["num_heads"] + m["num_kv_heads"])
     layer = attention + 3 * m["hidden_size"] * m["intermediate_size"]
     return m["num_layers"] * layer + vocabulary * m["hidden_size"] * (1 if m["tie_word_embeddings"] else 2)
 
 
-def flops_per_second() -> float:
-    """Speed of a 512 x 512 float32 matrix product on this machine's CPU."""
+def flops_per_second(config: RunConfig) -> float:
+    """Speed of a 1024 x 1024 float32 matrix product where the trainer will run: the best of a few."""
     import torch
 
-    a = torch.ones(512, 512)
-    a @ a
-    count, started = 0, time.perf_counter()
-    while time.perf_counter() - started < 0.05:
-        a @ a
-        count += 1
-    return count * 2 * 512**3 / (time.perf_counter() - started)
+    on_gpu = config.services.trainer.with_gpus is not False and torch.cuda.is_available()
+    a = torch.ones(1024, 1024, device="cuda" if on_gpu else "cpu")
+    best, ends = 0.0, time.perf_counter() + 0.05
+    while time.perf_counter() < ends:
+        started = time.perf_counter()
+        float((a @ a)[0, 0])  # waits for the result
+        best = max(best, 2 * 1024**3 / (time.perf_counter() - started))
+    return best
 
 
 def _bytes(n: float) -> str:

@@ -129,6 +129,13 @@ class TestQuickstart:
         assert watched.lines.index(expected) < first_step
         assert watched.lines[0].startswith("Prefect UI: http://127.0.0.1:")
 
+    def test_what_was_expected_is_about_what_happened(self, quickstart):
+        folder, watched, seconds = quickstart
+        minutes = float(watched.printed(r"about (\d+) minutes for"))
+        assert seconds / 60 / 3 < minutes < max(2.0, seconds / 60 * 4)
+        stored = sum(f.stat().st_size for f in (folder / "forge-store" / "runs").rglob("*") if f.is_file())
+        assert stored / 2 < float(watched.printed(r"([\d.]+) MB stored")) * 1e6 < stored * 2
+
     def test_the_ui_was_live_while_it_trained(self, quickstart):
         _, watched, _ = quickstart
         assert watched.seen["health"] == "true"
