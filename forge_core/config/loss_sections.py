@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from forge_core.config.section import Section, kind
 
@@ -20,7 +20,18 @@ _HIGH = "Ratio is clipped at 1 + clip_high. Left out: grpo.clip_high."
 _CORRECTION = "Which correction for a sampler that is not the trained policy."
 
 
-class TruncatedCorrection(Section):
+class _Bounds(Section):
+    low: float
+    high: float
+
+    @model_validator(mode="after")
+    def _ordered(self) -> _Bounds:
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low} is not below high {self.high}, which leaves nothing")
+        return self
+
+
+class TruncatedCorrection(_Bounds):
     """Truncated importance sampling."""
 
     name: Literal["truncated"] = Field(description=_CORRECTION)
@@ -29,7 +40,7 @@ class TruncatedCorrection(Section):
     high: float = Field(2.0, gt=0, description="truncated: largest weight.")
 
 
-class IcePopCorrection(Section):
+class IcePopCorrection(_Bounds):
     """Tokens on which sampler and trainer disagree are left out."""
 
     name: Literal["icepop"] = Field(description=_CORRECTION)
@@ -37,7 +48,7 @@ class IcePopCorrection(Section):
     high: float = Field(5.0, gt=0, description="icepop: largest ratio kept.")
 
 
-class SequenceMaskCorrection(Section):
+class SequenceMaskCorrection(_Bounds):
     """Sequences whose geometric-mean ratio is out of bounds are left out."""
 
     name: Literal["sequence_mask"] = Field(description=_CORRECTION)

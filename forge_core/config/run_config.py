@@ -289,4 +289,9 @@ class RunConfig(Section):
                 f"grpo.beta is {self.grpo.beta}, which needs a reference model, but services.ref_model is null: "
                 "set grpo.beta=0, or leave services.ref_model out to get the default reference"
             )
+        if self.loss.name == "dapo" and self.loss.adaptive_kl and self.grpo.beta == 0:
+            raise ValueError(
+                "loss.adaptive_kl is true, but it adapts the weight of the KL penalty from grpo.beta on, which is 0: "
+                "set grpo.beta above 0, such as grpo.beta=0.01, or loss.adaptive_kl=false"
+            )
         return self

@@ -17,12 +17,21 @@ def check_run(config: RunConfig) -> list[str]:
     return list(_check(config.model_dump_json()))
 
 
+def _check_loss(config: RunConfig) -> None:
+    """A loss in the user's own file must load before anything else does."""
+    if config.loss.name == "custom":
+        from forge_core.algorithms.losses import build_loss  # imports torch, which bad input need not wait for
+
+        build_loss(config)
+
+
 @lru_cache(maxsize=4)  # the command checks before it starts a server, the flow checks again
 def _check(config_json: str) -> tuple[str, ...]:
     config = RunConfig.model_validate_json(config_json)
     warnings = validate_for_training(config)
     for function in config.rewards.functions:
         resolve(function.path)
+    _check_loss(config)
     assert config.dataset is not None
     answer = any(needs_answer(f.path) for f in config.rewards.functions)
     check_dataset(config.dataset, seed=config.run.seed, needs_answer=answer)

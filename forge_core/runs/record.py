@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.config import ConfigError, RunConfig, diff
+from forge_core.config.loss_sections import CustomLossSection
+from forge_core.data.importing import ObjectPathError, source_file
 from forge_core.rewards.resolve import source_digest
 from forge_core.store import Store, layout
 
@@ -55,13 +57,23 @@ def new_run_id(flow: str) -> str:
 
 
 def code_digests(config: RunConfig) -> dict[str, str]:
-    """Digests of the code that decides a run's numbers: Forge's own and each reward's source file."""
+    """Digests of the code that decides a run's numbers: Forge's own, each reward's source file and a custom loss's."""
     root = Path(__file__).resolve().parents[2]
     own = hashlib.sha256()
     for file in sorted(f for package in PACKAGES for f in (root / package).rglob("*.py")):
         own.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     rewards = {f"reward {f.path}": source_digest(f.path) for f in config.rewards.functions}
-    return {f"forge-rl {_version()}": own.hexdigest(), **rewards}
+    return {f"forge-rl {_version()}": own.hexdigest(), **rewards, **_custom_loss(config)}
+
+
+def _custom_loss(config: RunConfig) -> dict[str, str]:
+    if not isinstance(config.loss, CustomLossSection):
+        return {}
+    path = config.loss.path
+    try:
+        return {f"loss {path}": hashlib.sha256(source_file(path).read_bytes()).hexdigest()}
+    except ObjectPathError as error:
+        raise ConfigError(f"loss.path: {error}") from error
 
 
 def _version() -> str:

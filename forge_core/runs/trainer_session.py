@@ -16,10 +16,10 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from forge_core.algorithms.losses import build_loss
+from forge_core.algorithms.losses import CustomLoss, PolicyLoss, build_loss
+from forge_core.algorithms.metrics import over_steps
 from forge_core.algorithms.ops import Totals
 from forge_core.engine_thread import EngineThread
 from forge_core.runs.consumption import StepData, load_committed, optimizer_batches
@@ -53,6 +53,7 @@ class TrainerSession:
         self._ctx = ctx
         self._thread = EngineThread("trainer", ctx.config.training.threads or ctx.cpu_threads)
         self._trainer: TitanTrainer | None = None
+        self._loss: PolicyLoss | CustomLoss = build_loss(ctx.config)
         self._version: int | None = None
         self._uncommitted: tuple[int, Outcome] | None = None
         self._exact = ctx.device("trainer") == "cpu"
@@ -90,6 +91,7 @@ class TrainerSession:
         started = time.monotonic()
         stepped, metrics = self._step(data)
         metrics["time/train"] = time.monotonic() - started
+        self._warn_of_mismatch(data.batch, metrics)
         if self._drift is not None:
             metrics["resume/drift"], self._drift = self._drift, None
         outcome = Outcome(stepped, metrics, self._loaded().state_digest())
@@ -117,7 +119,8 @@ class TrainerSession:
         if found is None:
             return 0
         batch, prefix = found
-        self._trainer.load(ctx.store.local_dir(prefix))
+        extra = self._trainer.load(ctx.store.local_dir(prefix))
+        self._loss.load_state(extra.get("loss", {}))
         self._compare(batch, "checkpoint")
         return batch + 1
 
@@ -126,9 +129,9 @@ class TrainerSession:
 
         if self._trainer is not None:
             self._trainer.cleanup()
-        config = self._ctx.config
+        self._loss = build_loss(self._ctx.config)
         trainer = TitanTrainer(
-            self._ctx.weights_dir(0), self._settings(), build_loss(config), device=self._ctx.device("trainer")
+            self._ctx.weights_dir(0), self._settings(), self._loss, device=self._ctx.device("trainer")
         )
         trainer.setup()
         return trainer
@@ -175,10 +178,19 @@ class TrainerSession:
     def _step(self, data: StepData) -> tuple[bool, dict[str, float]]:
         """All optimizer steps of one batch; the version is unknown while they run."""
         self._version = None
-        results = [self._optimizer_step(s, t) for s, t in optimizer_batches(data, self._ctx.config) if s]
+        steps = [(samples, totals) for samples, totals in optimizer_batches(data, self._ctx.config) if samples]
+        if self._loss.needs_proximal and len(steps) * self._ctx.config.training.epochs_per_batch > 1:
+            steps = [(self._with_proximal(samples), totals) for samples, totals in steps]
+        metrics = [m for samples, totals in steps for m in self._optimizer_step(samples, totals)]
         self._version = data.batch + 1
-        flat = [metrics for step in results for metrics in step]
-        return bool(flat), {name: fmean(m[name] for m in flat) for name in flat[0]} if flat else {}
+        return bool(metrics), over_steps(metrics)
+
+    def _with_proximal(self, samples: list[Sample]) -> list[Sample]:
+        """The samples with log-probabilities of the policy that this training step starts from."""
+        config, ctx = self._ctx.config, self._ctx
+        batches = pack(samples, config.token_budget, PAD_ID, config.training.seq_len)
+        found = self._loaded().logprobs(batches, config.grpo.temperature, ctx.stop)
+        return [dataclasses.replace(s, proximal_logprobs=_along(s, f)) for s, f in zip(samples, found, strict=True)]
 
     def _optimizer_step(self, samples: list[Sample], totals: Totals) -> list[dict[str, float]]:
         config, trainer = self._ctx.config, self._loaded()
@@ -189,15 +201,30 @@ class TrainerSession:
                 batches, totals=totals, temperature=config.grpo.temperature, stop=self._ctx.stop
             )
             learned = {"grad_norm": step.grad_norm, "learning_rate": step.learning_rate}
-            metrics.append({"loss": result.loss, **result.metrics, **learned})
+            found = {"loss": result.loss, **self._loss.finish(result.metrics), **learned}
+            metrics.append({**found, **self._loss.after_step(found)})
         return metrics
+
+    def _warn_of_mismatch(self, batch: int, metrics: dict[str, float]) -> None:
+        limit, found = self._loss.mismatch_alarm, metrics.get("mismatch/mean_abs_logprob", 0.0)
+        if limit is not None and found > limit:
+            self._ctx.note(
+                f"training step {batch}: log-probabilities of sampler and trainer differ by {found:.3g} on average, "
+                f"more than loss.mismatch_alarm={limit}: other kernels or types, truncated sampling, or old episodes"
+            )
 
     def _checkpoint(self, entry: dict[str, Any]) -> str:
         with tempfile.TemporaryDirectory(prefix="forge-checkpoint-") as folder:
-            extra = {"cursor": entry["cursor"], "version": entry["version_out"]}
+            extra = {"cursor": entry["cursor"], "version": entry["version_out"], "loss": self._loss.state()}
             self._loaded().save(Path(folder), extra)
             ctx, files = self._ctx, folder_files(Path(folder))
             return publish_checkpoint(ctx.store, ctx.run_id, entry, entry["attempt"], files).prefix
+
+
+def _along(sample: Sample, found: list[float]) -> list[float]:
+    """Values of the counted tokens as a list along all tokens (the first token is never predicted)."""
+    values = iter(found)
+    return [0.0, *(next(values) if counts else 0.0 for counts in sample.loss_mask[1:])]
 
 
 def newest_checkpoint(ctx: RunContext, version: int) -> tuple[int, str] | None:

@@ -21,6 +21,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from forge_core.algorithms.metrics import accumulate, is_maximum
 from forge_core.algorithms.ops import Totals
 from forge_core.data_model import ForwardBackwardResult, OptimStepResult, TextTrainBatch
 from forge_core.stop import StopToken
@@ -117,8 +118,7 @@ class TitanTrainer:
                 )
                 loss.backward()
                 self._has_gradients = True
-                for name, value in {"": loss, **metrics}.items():
-                    sums[name] = sums.get(name, 0) + torch.as_tensor(value).detach()
+                accumulate(sums, {"": loss, **metrics})
         values = {name: float(value) for name, value in sums.items()}
         return ForwardBackwardResult(values.pop("", 0.0), values)
 
@@ -239,4 +239,4 @@ class TitanTrainer:
             batch.ref_logprobs,
         )
         share = float((batch.target_mask > 0).sum()) / max(totals.tokens, 1)
-        return loss * share, {name: value * share for name, value in metrics.items()}
+        return loss * share, {n: value if is_maximum(n) else value * share for n, value in metrics.items()}

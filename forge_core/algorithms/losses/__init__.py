@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from forge_core.algorithms.corrections import Correction, IcePop, SequenceMask, TruncatedIS
-from forge_core.algorithms.losses.base import Loss, PolicyLoss, effective_sample_size
+from forge_core.algorithms.losses.base import PolicyLoss
 from forge_core.algorithms.losses.cispo import CISPOLoss
-from forge_core.algorithms.losses.custom import CustomLoss, custom_loss_digest, load_custom_loss
+from forge_core.algorithms.losses.custom import CustomLoss, load_custom_loss
 from forge_core.algorithms.losses.dapo import DAPOLoss
 from forge_core.algorithms.losses.dppo import DPPOLoss
 from forge_core.algorithms.losses.gmpo import GMPOLoss
@@ -37,9 +37,10 @@ LOSSES: dict[str, type[PolicyLoss]] = {
 CORRECTIONS: dict[str, type] = {"truncated": TruncatedIS, "icepop": IcePop, "sequence_mask": SequenceMask}
 
 
-def build_loss(config: RunConfig) -> Loss:
+def build_loss(config: RunConfig) -> PolicyLoss | CustomLoss:
     """The policy loss of ``config``. Raises ConfigError when a custom loss cannot be made."""
     section = config.loss
+    loss: PolicyLoss | CustomLoss
     if isinstance(section, CustomLossSection):
         loss = load_custom_loss(section.path, section.options)
     else:
@@ -71,7 +72,6 @@ __all__ = [
     "GRPOLoss",
     "GSPOLoss",
     "IcePop",
-    "Loss",
     "PolicyLoss",
     "RLOOLoss",
     "ReinforceLoss",
@@ -79,6 +79,4 @@ __all__ = [
     "SequenceMask",
     "TruncatedIS",
     "build_loss",
-    "custom_loss_digest",
-    "effective_sample_size",
 ]

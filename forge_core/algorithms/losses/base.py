@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from forge_core.algorithms.corrections import Correction
+from forge_core.algorithms.metrics import is_maximum
 from forge_core.algorithms.ops import (
     MAX_LOG_RATIO,
     AggregationType,
@@ -35,6 +36,8 @@ from forge_core.algorithms.ops import (
     widen,
 )
 from forge_core.data_model import TextTrainBatch
+
+COMPUTED, WEIGHT, WEIGHT_SQUARED = "tokens/computed", "mismatch/weight", "mismatch/weight_squared"
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,10 @@ class Loss:
 
     needs_proximal = False
     mismatch_alarm: float | None = None
+
+    def finish(self, metrics: dict[str, float]) -> dict[str, float]:
+        """An optimizer step's metrics, given those that were added up over its micro-batches."""
+        return metrics
 
     def after_step(self, metrics: dict[str, float]) -> dict[str, float]:
         """Called after every optimizer step with its metrics: adapt; returns metrics to add to them."""
@@ -165,11 +172,10 @@ class PolicyLoss(Loss):
 
     @torch.no_grad()
     def _metrics(self, tokens: Tokens, per_token: dict[str, Tensor], totals: Totals) -> dict[str, Tensor]:
-        """Means over the step's loss tokens, and how far the trainer is from the sampler.
+        """Sums over tokens, as shares of the step's loss tokens, and how far the trainer is from the sampler.
 
         With g = trainer - sampler log-probability and w = exp(g): ``mismatch/k3`` is the mean of w - 1 - g, an
-        estimate of KL(sampler || trainer); the effective sample size of importance sampling with w, as a share of
-        the tokens, is ``mismatch/weight ** 2 / mismatch/weight_squared``: see ``effective_sample_size``.
+        estimate of KL(sampler || trainer). ``finish`` makes means of them.
         """
         trainer_BT = tokens.anchor if self.needs_proximal else tokens.logprobs
         gap_BT = trainer_BT - tokens.generator
@@ -178,17 +184,22 @@ class PolicyLoss(Loss):
         per_token = per_token | {
             "mismatch/mean_abs_logprob": gap_BT.abs(),
             "mismatch/k3": w_BT - 1.0 - bounded_BT,
-            "mismatch/weight": w_BT,
-            "mismatch/weight_squared": w_BT.square(),
+            COMPUTED: torch.ones_like(w_BT),
+            WEIGHT: w_BT,
+            WEIGHT_SQUARED: w_BT.square(),
         }
         metrics = {name: aggregate(widen(x), tokens.mask, totals, "token_mean") for name, x in per_token.items()}
         return metrics | {"mismatch/max_abs_logprob": gap_BT.abs().max()}
 
+    def finish(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Means over the tokens that were computed (those of groups without signal are not, though they count in the
+        denominators; their share is what ``tokens/computed`` lacks to 1).
 
-def effective_sample_size(metrics: dict[str, float]) -> float:
-    """Kish's effective sample size of the sampler's tokens for the trainer's policy, as a share of them (0 to 1).
-
-    ``(sum w)^2 / (N sum w^2)``, from metrics that were added up over a whole optimizer step.
-    """
-    squared = metrics["mismatch/weight_squared"]
-    return metrics["mismatch/weight"] ** 2 / squared if squared else 0.0
+        ``mismatch/effective_samples`` is Kish's effective sample size of the sampler's tokens for the trainer's policy,
+        as a share of the tokens: ``(sum w)^2 / (N sum w^2)``.
+        """
+        computed = metrics[COMPUTED]
+        if not computed:
+            return metrics
+        means = {n: value if is_maximum(n) or n == COMPUTED else value / computed for n, value in metrics.items()}
+        return means | {"mismatch/effective_samples": means.pop(WEIGHT) ** 2 / means.pop(WEIGHT_SQUARED)}

@@ -8,16 +8,15 @@ with ``options`` as keyword arguments). A class that derives from ``PolicyLoss``
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from forge_core.algorithms.losses.base import Loss
+from forge_core.algorithms.losses.base import Loss, PolicyLoss
 from forge_core.config.errors import ConfigError
-from forge_core.data.importing import ObjectPathError, load_object, source_file
+from forge_core.data.importing import ObjectPathError, load_object
 
 ARGUMENTS = ("logits", "target_ids", "advantages", "generator_logprobs", "loss_mask", "ref_logprobs")
 
@@ -32,7 +31,7 @@ class CustomLoss(Loss):
         return self._function(*tensors)
 
 
-def load_custom_loss(path: str, options: dict[str, Any]) -> Loss:
+def load_custom_loss(path: str, options: dict[str, Any]) -> PolicyLoss | CustomLoss:
     """The loss that ``path`` names, made with ``options``. Raises ConfigError naming ``loss.path``."""
     try:
         found = load_object(path)
@@ -43,18 +42,10 @@ def load_custom_loss(path: str, options: dict[str, Any]) -> Loss:
         raise ConfigError(
             [f"loss.options: making {path} with {options} failed: {type(error).__name__}: {error}"]
         ) from error
-    if isinstance(made, Loss):
+    if isinstance(made, PolicyLoss):
         return made
     _check_call(made, path)
     return CustomLoss(made)
-
-
-def custom_loss_digest(path: str) -> str:
-    """SHA-256 (hex) of the source file that ``path`` names. Raises ConfigError naming ``loss.path``."""
-    try:
-        return hashlib.sha256(source_file(path).read_bytes()).hexdigest()
-    except ObjectPathError as error:
-        raise ConfigError([f"loss.path: {error}"]) from error
 
 
 def _check_call(made: Any, path: str) -> None:
