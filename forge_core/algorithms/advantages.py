@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from forge_core.config.run_config import AdvantageSection
 
 ROUNDING = 1e-9  # rewards that differ by less, relative to their size, are equal
 
@@ -71,6 +75,15 @@ def length_weighted(rewards: Sequence[float], lengths: Sequence[int]) -> list[fl
         return [0.0] * len(rewards)
     baseline = math.fsum(r * n for r, n in zip(rewards, lengths, strict=True)) / max(sum(lengths), 1)
     return [r - baseline for r in rewards]
+
+
+def build_estimator(section: AdvantageSection) -> Callable[[Sequence[float]], list[float]]:
+    """The group advantages that a configuration names."""
+    if section.estimator == "leave_one_out":
+        return leave_one_out
+    if section.estimator == "max_rl":
+        return max_rl
+    return partial(group_advantages, normalize=section.normalize, eps=section.eps)
 
 
 def by_group(

@@ -102,8 +102,13 @@ class GRPOSection(Section):
 
 
 class AdvantageSection(Section):
-    normalize: bool = Field(True, description="Divide by the group's standard deviation (false: Dr. GRPO).")
-    eps: float = Field(1e-4, ge=0, description="Added to the standard deviation.")
+    estimator: Literal["group", "leave_one_out", "max_rl"] = Field(
+        "group",
+        description="group: reward minus the group's mean; leave_one_out: minus the mean of the others (RLOO); "
+        "max_rl: minus the mean and divided by it (MaxRL, rewards from 0 up).",
+    )
+    normalize: bool = Field(True, description="group: divide by the standard deviation (false: Dr. GRPO).")
+    eps: float = Field(1e-4, ge=0, description="group: added to the standard deviation.")
 
 
 class FilterSection(Section):
@@ -112,8 +117,9 @@ class FilterSection(Section):
     )
     max_rounds: Positive = Field(3, description="Extra rounds of rollouts to refill one batch, at most.")
     truncated: Literal["keep", "mask", "zero_advantage"] = Field(
-        "keep", description="Episodes cut at max_new_tokens: keep: train as they are; mask: drop from the loss and its "
-        "denominators; zero_advantage: count their tokens, with advantage 0."
+        "keep",
+        description="Episodes cut at max_new_tokens: keep: train as they are; mask: drop from the loss and its "
+        "denominators; zero_advantage: count their tokens, with advantage 0.",
     )
 
 

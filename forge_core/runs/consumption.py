@@ -7,13 +7,12 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
-from forge_core.algorithms.advantages import group_advantages
+from forge_core.algorithms.advantages import build_estimator
 from forge_core.algorithms.fates import Fate, FateRules, decide_fates
 from forge_core.algorithms.ops import Totals
 from forge_core.config import RunConfig
@@ -66,12 +65,7 @@ def load_step(ctx: RunContext, batch: int) -> StepData:
 def fate_rules(config: RunConfig) -> FateRules:
     """The rules that the configuration sets."""
     wanted = config.groups_per_batch if config.filters.dynamic_sampling else None
-    return FateRules(config.max_staleness, advantages_of(config), wanted, config.filters.truncated)
-
-
-def advantages_of(config: RunConfig) -> Callable[[Sequence[float]], list[float]]:
-    """The configured group advantages."""
-    return partial(group_advantages, normalize=config.advantage.normalize, eps=config.advantage.eps)
+    return FateRules(config.max_staleness, build_estimator(config.advantage), wanted, config.filters.truncated)
 
 
 def load_committed(ctx: RunContext, entry: dict[str, Any]) -> StepData:
