@@ -50,7 +50,7 @@ def forge(folder: Path, capsys: pytest.CaptureFixture[str]) -> Forge:
     return forge
 
 
-def run_forge(folder: Path, *argv: str, timeout_s: float = 300.0, **environment: str) -> Result:
+def run_forge(folder: Path, *argv: str, **environment: str) -> Result:
     """Run a command as another process, in ``folder``."""
     done = subprocess.run(
         [str(FORGE), *argv],
@@ -58,6 +58,5 @@ def run_forge(folder: Path, *argv: str, timeout_s: float = 300.0, **environment:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=timeout_s,
     )
     return Result(done.returncode, done.stdout, done.stderr)
