@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from forge_core.algorithms.losses import (
     RLOOLoss,
     SAPOLoss,
 )
+from forge_core.algorithms.metrics import is_maximum
 from forge_core.algorithms.ops import Totals
 from forge_core.data_model import TextTrainBatch
 
@@ -91,9 +91,8 @@ def evaluate(loss_fn: PolicyLoss, rows: Rows, parts: list, totals: Totals | None
         loss.backward()
         total += float(loss.detach())
         for name, value in metrics.items():
-            sums[name] = (
-                max(sums.get(name, -math.inf), float(value)) if "max" in name else sums.get(name, 0.0) + float(value)
-            )
+            before = sums.get(name, 0.0)
+            sums[name] = max(before, float(value)) if is_maximum(name) else before + float(value)
     assert rows.logprobs.grad is not None
     return total, rows.logprobs.grad.clone(), sums
 

@@ -210,3 +210,15 @@ def test_nothing_without_a_penalty_or_bonus_reaches_the_entropy(loss_fn: PolicyL
     loss.backward()
     loss_fn.entropy_coef = kept
     assert entropy.grad is None
+
+
+@every_loss
+def test_no_loss_waits_for_the_device(loss_fn: PolicyLoss) -> None:
+    """Meta tensors have no values: whatever reads one back fails."""
+    rows = random_rows()
+    logprobs, entropy, batch = packed(rows, [0, 1, 2, 3])
+    tensors = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    there = dataclasses.replace(batch, **{name: t.to("meta") for name, t in tensors.items() if t is not None})
+    loss, metrics = loss_fn.from_logprobs(logprobs.to("meta"), entropy.to("meta"), there, rows.totals)
+    assert loss.is_meta
+    assert all(value.is_meta for value in metrics.values())
