@@ -132,11 +132,11 @@ class Session:
     def _show_result(self) -> None:
         """The closing table, and the reward curve as a file and as an artifact."""
         entries = self._context.ledger.entries()
-        self._artifacts.finish(entries)
-        if not entries:
-            return
-        self._console.print(closing_table(entries))
-        self._best_effort.submit(self._write_curve, entries)
+        if entries:
+            self._artifacts.finish(entries)
+            self._console.print(closing_table(entries))
+            self._best_effort.submit(self._write_curve, entries)
+        # Always: a thread that draws when the interpreter ends aborts the process, one that sends holds up its end.
         self._best_effort.close(10.0)
 
     def _write_curve(self, entries: list[dict[str, Any]]) -> None:

@@ -23,7 +23,7 @@ from forge_core.data_model import GenerationRequest, SamplingParams
 from forge_core.generation.hf import HFGenerator
 from forge_core.models.scratch import create
 from forge_core.store import open_store
-from tests.faults.processes import ROOT, Forge, write_config
+from tests.faults.processes import Forge, write_config
 from tests.faults.stored import Stored
 from tests.runs.harness import TINY
 
@@ -137,12 +137,11 @@ def test_a_run_stops_within_ten_seconds_in_the_middle_of(
     }
     forge = started("train", write_config(tmp_path, TINY | long[stage]))
     run = Stored(tmp_path / "store")
-    forge.wait_until(
-        lambda: (
-            forge.printed("warm start: step 51 ") if stage == "warm start" else running(prefect_server, "train", forge)
-        ),
-        poll_s=0.2,
-    )
+    begun: dict[str, Callable[[], object]] = {
+        "warm start": lambda: forge.printed(r"warm start: step \d"),
+        "training": lambda: running(prefect_server, "train", forge),
+    }
+    forge.wait_until(begun[stage], poll_s=0.2)
     time.sleep(2)
     check_stopped(forge, prefect_server, lambda: forge.process.send_signal(signal.SIGINT))
     assert run.ledger.head() == (-1 if stage == "warm start" else 0)
