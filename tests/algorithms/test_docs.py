@@ -1,0 +1,156 @@
+"""The documents of the algorithm library do what they say."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from forge_core.algorithms.losses import CORRECTIONS, LOSSES, PolicyLoss, build_loss
+from forge_core.config import ConfigError, load_config
+from forge_core.config.keys import choices, key_fields
+from forge_core.runs.record import code_digests
+from tests.algorithms.batches import random_rows
+
+DOCS = Path(__file__).parents[2] / "docs"
+ALGORITHMS = (DOCS / "algorithms.md").read_text()
+CUSTOM = (DOCS / "custom-loss.md").read_text()
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("snippet", blocks(ALGORITHMS, "yaml"), ids=lambda s: re.findall(r"name: (\w+)", s)[-1])
+def test_every_snippet_makes_a_loss_that_works(snippet: str) -> None:
+    config = load_config(yaml.safe_load(snippet))
+    loss_fn = build_loss(config)
+    assert isinstance(loss_fn, LOSSES[config.loss.name])
+    assert loss_fn.beta == config.grpo.beta
+    rows = random_rows()
+    loss, _ = loss_fn.from_logprobs(rows.logprobs, rows.entropy, rows.batch(), rows.totals)
+    loss.backward()
+    assert torch.isfinite(rows.logprobs.grad).all()
+
+
+def test_the_table_names_every_loss_and_the_snippets_use_each() -> None:
+    names = choices(key_fields()["loss.name"].annotation)
+    assert re.findall(r"^\| `(\w+)`.*?\|.*\|.*\|.*\|$", ALGORITHMS.split("## Snippets")[0], re.MULTILINE) == names
+    used = set(re.findall(r"name: (\w+)", " ".join(blocks(ALGORITHMS, "yaml"))))
+    assert used == {*LOSSES, *CORRECTIONS}
+    assert set(names) == {*LOSSES, "custom"}
+
+
+def test_the_table_has_the_defaults_of_agg_type() -> None:
+    rows = re.findall(r"^\| `(\w+)`[^|]*\|.*\| `(\w+)` \|[^|]*\|$", ALGORITHMS, re.MULTILINE)
+    assert len(rows) == len(LOSSES)
+    for name, agg_type in rows:
+        assert load_config({"loss": {"name": name}}).loss.agg_type == agg_type
+
+
+@pytest.fixture
+def tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict]:
+    """The tutorial's file in the working directory, and its configurations."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_loss.py").write_text("\n\n".join(blocks(CUSTOM, "python")))
+    return [yaml.safe_load(snippet) for snippet in blocks(CUSTOM, "yaml")]
+
+
+def test_the_tutorial_s_loss_is_called_with_the_six_tensors(tutorial: list[dict], tmp_path: Path) -> None:
+    config = load_config(tutorial[0])
+    assert config.loss.path == f"{tmp_path}/my_loss.py:CustomLoss"
+    loss_fn = build_loss(config)
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3, 5, generator=g, requires_grad=True)
+    ids, mask = torch.randint(0, 5, (2, 3), generator=g), torch.tensor([[1.0, 1, 0], [0, 1, 1]])
+    old = torch.log_softmax(logits.detach(), -1).gather(-1, ids[..., None])[..., 0] - 0.1
+    advantages = torch.randn(2, 3, generator=g)
+    loss, metrics = loss_fn(logits, ids, advantages, old, mask, None)
+    expected = ((-math.exp(0.1) * advantages + 0.02 * 0.5 * 0.01) * mask).sum() / 4
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+    assert metrics["kl_to_sampler"].item() == pytest.approx(0.005, abs=1e-6)
+
+
+def test_the_tutorial_s_second_loss_is_on_the_fast_path(tutorial: list[dict]) -> None:
+    loss_fn = build_loss(load_config(tutorial[1]))
+    assert isinstance(loss_fn, PolicyLoss)
+    rows = random_rows()
+    loss, _ = loss_fn.from_logprobs(rows.logprobs, rows.entropy, rows.batch(), rows.totals)
+    ratio = (rows.logprobs - rows.generator).exp()
+    expected = -((ratio - 1).tanh() * rows.advantages * rows.mask).sum() / rows.mask.sum()
+    assert loss.item() == pytest.approx(expected.item())
+
+
+def test_the_file_of_a_custom_loss_is_part_of_the_code_of_a_run(tutorial: list[dict], tmp_path: Path) -> None:
+    config = load_config(tutorial[0])
+    before = code_digests(config)
+    with (tmp_path / "my_loss.py").open("a") as file:
+        file.write("# changed\n")
+    after = code_digests(config)
+    assert [key for key in before if before[key] != after[key]] == [f"loss {tmp_path}/my_loss.py:CustomLoss"]
+
+
+def test_a_function_is_a_loss_too_and_gets_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain.py").write_text(
+        "def loss(logits, target_ids, advantages, generator_logprobs, loss_mask, ref_logprobs, scale):\n"
+        "    return logits.sum() * scale, {}\n"
+    )
+    config = load_config({"loss": {"name": "custom", "path": "plain.py:loss", "options": {"scale": 3.0}}})
+    value, metrics = build_loss(config)(torch.ones(1, 1, 2), *[torch.zeros(1, 1)] * 5)
+    assert (value.item(), metrics) == (6.0, {})
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("nowhere.py:Loss", {}, "loss.path: nowhere.py:Loss: no such file"),
+        ("bad.py:Missing", {}, "loss.path: bad.py:Missing: bad.py has no 'Missing'; it has Few, Fussy"),
+        ("bad.py:Few", {}, "loss.path: bad.py:Few cannot be called as (logits, target_ids, advantages"),
+        ("bad.py:Fussy", {"a": 1}, "loss.options: making bad.py:Fussy with {'a': 1} failed: ValueError: not 1"),
+    ],
+)
+def test_a_custom_loss_that_cannot_be_used_says_why(
+    path: str, options: dict, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.py").write_text(
+        "class Few:\n    def __call__(self, logits, targets): ...\n"
+        "class Fussy:\n    def __init__(self, a): raise ValueError(f'not {a}')\n"
+    )
+    config = load_config({"loss": {"name": "custom", "path": path, "options": options}})
+    with pytest.raises(ConfigError) as caught:
+        build_loss(config)
+    assert message in str(caught.value).replace(f"{tmp_path}/", "")
+
+
+def test_clips_that_are_left_out_are_those_of_grpo_where_they_mean_the_same() -> None:
+    made = {
+        name: build_loss(load_config({"grpo": {"clip_low": 0.1, "clip_high": 0.3}, "loss": {"name": name}}))
+        for name in LOSSES
+    }
+    assert {n for n, m in made.items() if (getattr(m, "clip_low", 0), getattr(m, "clip_high", 0)) == (0.1, 0.3)} == {
+        "grpo",
+        "dapo",
+        "rloo",
+    }
+    own = build_loss(load_config({"loss": {"name": "dapo", "clip_low": 0.15}}))
+    assert (own.clip_low, own.clip_high) == (0.15, 0.28)
+
+
+def test_what_can_never_be_meant_is_refused_when_it_is_loaded() -> None:
+    with pytest.raises(ConfigError, match=r"loss\.adaptive_kl is true.*grpo\.beta above 0"):
+        load_config({"grpo": {"beta": 0}, "loss": {"name": "dapo", "adaptive_kl": True}})
+    with pytest.raises(ConfigError, match=r"low 2\.0 is not below high 1\.5"):
+        load_config({"loss": {"correction": {"name": "icepop", "low": 2.0, "high": 1.5}}})
+
+
+def test_the_old_form_of_the_section_still_loads() -> None:
+    config = load_config({"loss": {"name": "grpo", "agg_type": "fixed_horizon"}, "training": {"entropy_coef": 0.01}})
+    loss_fn = build_loss(config)
+    assert (loss_fn.agg_type, loss_fn.entropy_coef, loss_fn.beta) == ("fixed_horizon", 0.01, 0.1)
+    assert loss_fn(torch.zeros(1, 2, 3), torch.zeros(1, 2).long(), *[torch.zeros(1, 2)] * 4)[0].isfinite()
