@@ -27,7 +27,7 @@ from forge_core.config.overrides import Overrides
 from forge_core.observability.best_effort import BestEffort
 from forge_core.observability.progress import ProgressDisplay, closing_table, reward_curve_png
 from forge_core.runs import RunRef
-from forge_core.runs.checks import check_run
+from forge_core.runs.checks import check_run, with_stored_model
 from forge_core.runs.context import RunContext, attach, detach
 from forge_core.runs.planning import shard_count
 from forge_core.runs.record import RunRecord, create_run, load_run, new_run_id, resume_check, resume_run
@@ -65,7 +65,7 @@ def resumed_session(
     store = open_store(store_root)
     record = load_run(store, run_id)
     config = load_config(record.config, overrides)
-    for warning in check_run(config):
+    for warning in check_run(with_stored_model(store, run_id, config)):
         checks_log.warning(warning)
     changed, _ = resume_check(record, config, allow_keys, allow_code)
     if changed:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from flows.commands.common import existing_store, loaded_config, opened_store
 from forge_core.config import RunConfig, load_config
-from forge_core.runs.checks import check_run
+from forge_core.runs.checks import check_run, with_stored_model
 from forge_core.runs.estimate import estimate_line
 from forge_core.runs.record import check_new_run, load_run, new_run_id, resume_check
 from forge_core.store import Ledger, Store
@@ -51,6 +51,7 @@ def resume(args: argparse.Namespace) -> int:
         )
         return 0
     resume_check(record, config, args.allow_config_change, args.allow_code_change)
+    config = with_stored_model(store, args.run_id, config)
     _show_checks(config)
 
     def start() -> Any:

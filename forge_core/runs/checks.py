@@ -10,11 +10,21 @@ from forge_core.data.prompts import check_dataset
 from forge_core.models.resolve import resolve_model
 from forge_core.rewards.resolve import needs_answer, resolve
 from forge_core.runs.prompt_checks import check_prompts
+from forge_core.store import Ledger, Store
 
 
 def check_run(config: RunConfig) -> list[str]:
     """Warnings about a run that may start. Raises the error of the first part that may not."""
     return list(_check(config.model_dump_json()))
+
+
+def with_stored_model(store: Store, run_id: str, config: RunConfig) -> RunConfig:
+    """``config`` as a resumed run needs it: once version 0 exists, the model is the stored one and no warm start is
+    due. The folder or hub id that the run began with may be gone."""
+    ledger = Ledger(store, run_id)
+    if ledger.init() is None:
+        return config
+    return config.model_copy(update={"model": str(store.local_dir(ledger.weights_prefix(0))), "warm_start": None})
 
 
 def _check_loss(config: RunConfig) -> None:

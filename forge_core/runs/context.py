@@ -22,6 +22,7 @@ from typing import Any
 from forge_core.data.cursor import Cursor
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, render, split_holdout
 from forge_core.generation.base import Generator
+from forge_core.models.scratch import check_encodable
 from forge_core.observability.best_effort import BestEffort
 from forge_core.rewards.actor import RewardActor
 from forge_core.runs.planning import Planner, shard_count
@@ -123,7 +124,10 @@ class RunContext:
         return digest(named)
 
     def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt. Raises ModelError for a character that a character tokenizer lacks."""
         section = self.config.dataset
+        text = "".join(message["content"] for message in prompt.messages)
+        check_encodable(self.tokenizer, text, f"dataset.path: row {prompt.row},")
         return render(prompt, self.tokenizer, section.chat_template if section else None)
 
     # Plans --------------------------------------------------------------------------------------------------------

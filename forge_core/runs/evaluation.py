@@ -22,7 +22,7 @@ from forge_core.runs.episodes import (
     read_episodes,
     rewards_bytes,
 )
-from forge_core.runs.stages import grade
+from forge_core.runs.stages import grade, reward_identity
 from forge_core.store import digest, layout
 
 EVALUATION_BATCH = 2**31  # stands for "no batch" in seeds, outside every training step
@@ -53,7 +53,7 @@ def evaluate(ctx: RunContext, version: int) -> str:
             "schema": SCHEMA_VERSION,
             "weights": ctx.store.open_published(weights).manifest.content,
             "prompts": [(r.prompt_ids, r.seed, r.sampling.__dict__) for r in requests],
-            "functions": [f.model_dump(mode="json") for f in ctx.config.rewards.functions],
+            "functions": reward_identity(ctx.config),
         }
     )
     if ctx.store.published(prefix):

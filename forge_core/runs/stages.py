@@ -155,11 +155,17 @@ def score_shard(ctx: RunContext, episodes: ShardRef) -> ShardRef:
 
 
 def _score_request(config: RunConfig, content: str) -> str:
-    functions = [f.model_dump(mode="json") for f in config.rewards.functions]
-    sources = [source_digest(f.path) for f in config.rewards.functions]
     return digest(
-        {"stage": "rewards", "schema": SCHEMA_VERSION, "functions": functions, "sources": sources, "episodes": content}
+        {"stage": "rewards", "schema": SCHEMA_VERSION, "functions": reward_identity(config), "episodes": content}
     )
+
+
+def reward_identity(config: RunConfig) -> list[dict[str, Any]]:
+    """What decides a grade: name, weight, options and source of each function; not the folder its file lies in."""
+    return [
+        {"name": f.path.rpartition(":")[2], "weight": f.weight, "options": f.options, "source": source_digest(f.path)}
+        for f in config.rewards.functions
+    ]
 
 
 def grade(ctx: RunContext, episodes: list[Episode]) -> list[Graded]:

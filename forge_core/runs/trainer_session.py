@@ -214,6 +214,7 @@ class TrainerSession:
             )
 
     def _checkpoint(self, entry: dict[str, Any]) -> str:
+        self._at(entry["version_out"])
         with tempfile.TemporaryDirectory(prefix="forge-checkpoint-") as folder:
             extra = {"cursor": entry["cursor"], "version": entry["version_out"], "loss": self._loss.state()}
             self._loaded().save(Path(folder), extra)

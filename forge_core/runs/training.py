@@ -31,10 +31,17 @@ class LostRace(RuntimeError):
 
 
 def train_batch(ctx: RunContext, batch: int) -> dict[str, Any]:
-    """Take training step ``batch`` unless it is committed; returns its ledger entry."""
-    entry = ctx.ledger.entry(batch)
-    if entry is not None:
-        return entry
+    """Take training step ``batch`` unless it is committed; returns its ledger entry.
+
+    Called again after an I/O error it goes on where that struck, be it after the commit.
+    """
+    entry = ctx.ledger.entry(batch) or _take_step(ctx, batch)
+    if entry["attempt"] == ctx.attempt and checkpoint_due(ctx.config, batch):
+        _checkpoint(ctx, entry)
+    return entry
+
+
+def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
     started_at, started = now(), time.monotonic()
     data = load_step(ctx, batch)
     outcome = ctx.trainer.learn(data)
@@ -77,12 +84,15 @@ def _commit(ctx: RunContext, entry: dict[str, Any]) -> dict[str, Any]:
             f"{winner['attempt'] if winner else '?'}); this one (attempt {ctx.attempt}) stops: one trainer per run"
         )
     ctx.candidates.pop(batch + 1, None)
-    if checkpoint_due(ctx.config, batch):
-        ctx.trainer.checkpoint(entry)
-        ctx.background.submit(collect_garbage, ctx)
     for observer in ctx.observers:
         observer(entry)
     return entry
+
+
+def _checkpoint(ctx: RunContext, entry: dict[str, Any]) -> None:
+    if not ctx.store.published(layout.checkpoint(ctx.run_id, entry["batch"], entry["attempt"])):
+        ctx.trainer.checkpoint(entry)
+        ctx.background.submit(collect_garbage, ctx)
 
 
 def collect_garbage(ctx: RunContext) -> None:

@@ -7,3 +7,7 @@ def mixed_lengths() -> list[dict[str, str]]:
     rows[1]["prompt"] = "s:11111111111="
     rows[4]["prompt"] = "s:22222222222="
     return rows
+
+
+def foreign_characters() -> list[dict[str, str]]:
+    return [{"prompt": "s:x=", "answer": "x"}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,10 @@ from forge_core.config import ConfigError
 from forge_core.data.errors import DataError
 from forge_core.data.prompts import load_prompts
 from forge_core.data_model import TRAINING, from_parquet
+from forge_core.models.errors import ModelError
+from forge_core.models.scratch import create
 from forge_core.rewards.resolve import RewardError
+from forge_core.runs.checks import check_run, with_stored_model
 from forge_core.runs.consumption import load_committed
 from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import TRAINING_FILE, read_episodes
@@ -353,3 +357,34 @@ def test_a_run_on_s3_equals_one_in_memory(finished: RunContext, s3_store_uri: st
     assert decided(ctx) == decided(finished)[:3]
     again = advance(reopened(ctx), 4)
     assert decided(again) == decided(finished)
+
+
+def test_a_resumed_run_needs_no_more_than_its_store(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    create(tiny().model, 0, base)
+    ctx = advance(new_run(memory(), f"model={base}"), 1)
+    shutil.rmtree(base)
+    with pytest.raises(ModelError, match="base"):
+        check_run(ctx.config)
+    assert check_run(with_stored_model(ctx.store, ctx.run_id, ctx.config)) == []
+    assert advance(reopened(ctx), 2).ledger.head() == 2
+
+
+def test_a_reward_file_in_another_folder_is_the_same_reward(tmp_path: Path) -> None:
+    here, there = tmp_path / "here.d", tmp_path / "there.d"
+    for folder in (here, there):
+        folder.mkdir()
+        (folder / "mine.py").write_text("def grade(prompt, completion, metadata):\n    return float(len(completion))\n")
+    ctx = advance(new_run(memory(), f"rewards.functions.0.path={here}/mine.py:grade"), 1)
+    moved = tiny(f"rewards.functions.0.path={there}/mine.py:grade")
+    again = RunContext(ctx.store, resume_run(ctx.store, ctx.record, moved, ["rewards"], allow_code=True))
+    score_shard(again, sample_shard(again, 0, 0))
+
+
+def test_a_character_that_the_tokenizer_lacks_is_an_error_not_another_prompt() -> None:
+    ctx = new_run(
+        memory(), "dataset.path=python://tests.runs.data:foreign_characters", "dataset.options={}", "eval.prompts=0"
+    )
+    initialise(ctx)
+    with pytest.raises(ModelError, match=r"row 0.*\['x'\]"):
+        ctx.plan(0)
