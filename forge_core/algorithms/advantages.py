@@ -77,13 +77,38 @@ def length_weighted(rewards: Sequence[float], lengths: Sequence[int]) -> list[fl
     return [r - baseline for r in rewards]
 
 
+def whiten_sequences(advantages: Sequence[float], lengths: Sequence[int], eps: float = 1e-8) -> list[float]:
+    """``whiten`` for advantages that are one number a sequence: mean and variance (ddof 1) weigh each sequence by its
+    tokens. This is REINFORCE++ (arXiv 2501.03262) with gamma 1 and the reward at the end. Equal advantages give 0."""
+    tokens = sum(lengths)
+    if tokens < 2 or not has_signal(advantages):
+        return [0.0] * len(advantages)
+    mean = math.fsum(a * n for a, n in zip(advantages, lengths, strict=True)) / tokens
+    variance = math.fsum(n * (a - mean) ** 2 for a, n in zip(advantages, lengths, strict=True)) / (tokens - 1)
+    return [(a - mean) / math.sqrt(variance + eps) for a in advantages]
+
+
 def build_estimator(section: AdvantageSection) -> Callable[[Sequence[float]], list[float]]:
-    """The group advantages that a configuration names."""
+    """The advantages of one group that a configuration names; ``whitens`` says whether the batch is whitened after."""
     if section.estimator == "leave_one_out":
         return leave_one_out
     if section.estimator == "max_rl":
         return max_rl
+    if section.estimator == "reinforce_plus_plus":
+        return list
+    if section.estimator == "reinforce_plus_plus_baseline":
+        return partial(group_advantages, normalize=False)
     return partial(group_advantages, normalize=section.normalize, eps=section.eps)
+
+
+def whitens(section: AdvantageSection) -> bool:
+    """Whether the configured estimator whitens over the batch's tokens in the end (both forms of REINFORCE++)."""
+    return section.estimator.startswith("reinforce_plus_plus")
+
+
+def compares(section: AdvantageSection) -> bool:
+    """Whether the configured estimator compares the samples of one prompt, so that equal rewards teach nothing."""
+    return section.estimator != "reinforce_plus_plus"
 
 
 def by_group(

@@ -12,9 +12,9 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from forge_core.algorithms.advantages import group_advantages, has_signal
+from forge_core.algorithms.advantages import group_advantages, has_signal, whiten_sequences
 from forge_core.data_model import Episode
 
 PROMPT_TOO_LONG = "prompt_too_long"
@@ -57,12 +57,16 @@ class PlannedGroup:
 class FateRules:
     """How fates are decided. ``advantages`` turns a group's rewards into advantages. ``wanted`` is the number of
     groups with signal that dynamic sampling fills a batch with; None: no dynamic sampling. ``truncated``: what becomes
-    of episodes that were cut at the length limit (``keep``, ``mask``, ``zero_advantage``)."""
+    of episodes that were cut at the length limit (``keep``, ``mask``, ``zero_advantage``). ``compares``: whether a
+    group's rewards are compared with each other; if not, a group needs neither two rewards nor differences.
+    ``whitens``: whether advantages are whitened over the tokens of the batch in the end."""
 
     max_staleness: int
     advantages: Callable[[Sequence[float]], list[float]] = group_advantages
     wanted: int | None = None
     truncated: str = "keep"
+    compares: bool = True
+    whitens: bool = False
 
 
 def decide_fates(
@@ -78,12 +82,18 @@ def decide_fates(
         signal = group_has_signal(group, episodes)
         fates += _group_fates(group, episodes, batch, rules, SURPLUS if signal and not left else None)
         left -= signal and left > 0
-    return fates
+    return _whitened(fates) if rules.whitens else fates
+
+
+def _whitened(fates: list[Fate]) -> list[Fate]:
+    trained = [f for f in fates if f.trained]
+    values = iter(whiten_sequences([f.advantage for f in trained], [f.loss_tokens for f in trained]))
+    return [replace(f, advantage=next(values)) if f.trained else f for f in fates]
 
 
 def group_has_signal(group: PlannedGroup, episodes: Mapping[str, Episode]) -> bool:
     """Whether a group has at least two rewards and they differ."""
-    return not group.skipped and _group_reason(list(_rewards(group, episodes).values())) is None
+    return not group.skipped and _group_reason(list(_rewards(group, episodes).values()), True) is None
 
 
 def _rewards(group: PlannedGroup, episodes: Mapping[str, Episode]) -> dict[str, float]:
@@ -98,12 +108,14 @@ def _group_fates(
         return [Fate(i, 0.0, 0, False, group.skipped, 0) for i in group.episode_ids]
     ages = {i: checked_age(episodes[i], batch, rules.max_staleness) for i in group.episode_ids if i in episodes}
     rewards = _rewards(group, episodes)
-    reason = surplus or _group_reason(list(rewards.values()))
+    reason = surplus or _group_reason(list(rewards.values()), rules.compares)
     advantages = {} if reason else dict(zip(rewards, rules.advantages(list(rewards.values())), strict=True))
     return [_fate(i, episodes.get(i), ages.get(i, 0), advantages.get(i, 0.0), reason, rules) for i in group.episode_ids]
 
 
-def _group_reason(rewards: list[float]) -> str | None:
+def _group_reason(rewards: list[float], compares: bool) -> str | None:
+    if not compares:
+        return None
     if len(rewards) < 2:
         return GROUP_TOO_SMALL
     return None if has_signal(rewards) else ZERO_VARIANCE

@@ -101,11 +101,15 @@ class GRPOSection(Section):
     temperature: float = Field(1.0, ge=0, le=10, description="Sampling temperature.")
 
 
+Estimator = Literal["group", "leave_one_out", "max_rl", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+
+
 class AdvantageSection(Section):
-    estimator: Literal["group", "leave_one_out", "max_rl"] = Field(
+    estimator: Estimator = Field(
         "group",
         description="group: reward minus the group's mean; leave_one_out: minus the mean of the others (RLOO); "
-        "max_rl: minus the mean and divided by it (MaxRL, rewards from 0 up).",
+        "max_rl: minus the mean and divided by it (MaxRL, rewards from 0 up); reinforce_plus_plus: the reward, "
+        "whitened over the tokens of the batch; reinforce_plus_plus_baseline: the same, minus the group's mean first",
     )
     normalize: bool = Field(True, description="group: divide by the standard deviation (false: Dr. GRPO).")
     eps: float = Field(1e-4, ge=0, description="group: added to the standard deviation.")
@@ -150,7 +154,8 @@ class GeneratorSection(Section):
 
 class RewardFunction(Section):
     path: str = Field(
-        description="Built-in name (exact_match, last_integer, reasoning_gym), or <module>:<name> or <file.py>:<name>."
+        description="Built-in name (exact_match, last_integer, overlong, reasoning_gym), <module>:<name> or "
+        "<file.py>:<name>."
     )
     weight: float = Field(1.0, description="Factor of this component in the reward.")
     options: dict[str, Any] = Field({}, description="Arguments of the reward class.")

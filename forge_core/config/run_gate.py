@@ -52,10 +52,10 @@ def _missing(config: RunConfig) -> list[str]:
 
 def _groups(config: RunConfig) -> list[str]:
     n, episodes, found = config.grpo.n_samples, config.episodes_per_optimizer_step, []
-    if n == 1:
+    if n == 1 and config.advantage.estimator != "reinforce_plus_plus":
         found.append(
             "grpo.n_samples: is 1: an advantage compares the samples of one prompt, and one sample has none to be "
-            "compared with: use 2 or more (8 is usual)"
+            "compared with: use 2 or more (8 is usual), or advantage.estimator=reinforce_plus_plus"
         )
     if episodes % n:
         found.append(f"training.batch_size: {_incomplete_groups(config)}")

@@ -22,6 +22,7 @@ from forge_core.rewards.grading import Grade, Spec
 BUILTINS = {
     "exact_match": "forge_core.rewards.builtin:ExactMatch",
     "last_integer": "forge_core.rewards.builtin:LastInteger",
+    "overlong": "forge_core.rewards.builtin:Overlong",
     "reasoning_gym": "forge_core.rewards.builtin:ReasoningGym",
 }
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
-from forge_core.algorithms.advantages import build_estimator
+from forge_core.algorithms.advantages import build_estimator, compares, whitens
 from forge_core.algorithms.fates import Fate, FateRules, decide_fates
 from forge_core.algorithms.ops import Totals
 from forge_core.config import RunConfig
@@ -65,7 +65,15 @@ def load_step(ctx: RunContext, batch: int) -> StepData:
 def fate_rules(config: RunConfig) -> FateRules:
     """The rules that the configuration sets."""
     wanted = config.groups_per_batch if config.filters.dynamic_sampling else None
-    return FateRules(config.max_staleness, build_estimator(config.advantage), wanted, config.filters.truncated)
+    section = config.advantage
+    return FateRules(
+        config.max_staleness,
+        build_estimator(section),
+        wanted,
+        config.filters.truncated,
+        compares(section),
+        whitens(section),
+    )
 
 
 def load_committed(ctx: RunContext, entry: dict[str, Any]) -> StepData:

@@ -25,7 +25,9 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-@pytest.mark.parametrize("snippet", blocks(ALGORITHMS, "yaml"), ids=lambda s: re.findall(r"name: (\w+)", s)[-1])
+@pytest.mark.parametrize(
+    "snippet", blocks(ALGORITHMS, "yaml"), ids=lambda s: (re.findall(r"name: (\w+)", s) or [s.split(":")[0]])[-1]
+)
 def test_every_snippet_makes_a_loss_that_works(snippet: str) -> None:
     config = load_config(yaml.safe_load(snippet))
     loss_fn = build_loss(config)

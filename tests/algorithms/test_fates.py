@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_core.algorithms.advantages import group_advantages, has_signal
+from forge_core.algorithms.advantages import (
+    build_estimator,
+    compares,
+    group_advantages,
+    has_signal,
+    reinforce_plus_plus,
+    whitens,
+)
 from forge_core.algorithms.fates import FateRules, PlannedGroup, StalenessError, decide_fates
+from forge_core.config.run_config import AdvantageSection
 from forge_core.data_model import Episode
 
 
@@ -135,3 +144,26 @@ def test_what_becomes_of_a_truncated_episode(policy: str, trained: bool, tokens:
     assert found.dropped == (None if trained else "truncated")
     assert (found.advantage == 0.0) == (policy != "keep")
     assert whole.advantage == group_advantages([1.0, 0.0, 0.0])[0], "its reward stays in the group's statistics"
+
+
+def test_reinforce_plus_plus_whitens_rewards_over_the_tokens_of_the_batch() -> None:
+    groups, episodes = graded_groups([1.0, 1.0], [1.0, 0.0])
+    episodes["r/b/1/1"].response_ids, episodes["r/b/1/1"].response_mask = [2, 3, 4], [True, True, True]
+    section = AdvantageSection(estimator="reinforce_plus_plus")
+    rules = FateRules(1, build_estimator(section), compares=compares(section), whitens=whitens(section))
+    result = decide_fates(groups, episodes, 5, rules)
+    assert all(f.trained for f in result), "nothing is compared within a group, so equal rewards still teach"
+    rewards, mask = torch.tensor([1.0, 1.0, 1.0, 0.0]).double(), torch.ones(4, 3).double()
+    mask[:3, 2] = 0
+    expected, _ = reinforce_plus_plus(rewards, mask)
+    assert [f.advantage for f in result] == pytest.approx(expected[:, 0].tolist(), abs=1e-9)
+
+
+def test_its_baseline_form_subtracts_the_group_mean_first() -> None:
+    groups, episodes = graded_groups([1.0, 1.0], [1.0, 0.0])
+    section = AdvantageSection(estimator="reinforce_plus_plus_baseline")
+    rules = FateRules(1, build_estimator(section), compares=compares(section), whitens=whitens(section))
+    result = decide_fates(groups, episodes, 5, rules)
+    assert [f.dropped for f in result] == ["zero_variance"] * 2 + [None] * 2
+    expected, _ = reinforce_plus_plus(torch.tensor([0.5, -0.5]).double(), torch.ones(2, 2).double())
+    assert [f.advantage for f in result if f.trained] == pytest.approx(expected[:, 0].tolist(), abs=1e-9)

@@ -14,7 +14,8 @@ from forge_core.training.packing import Sample, documents, pack, round_up
 
 def document(length: int, first: int = 1) -> Sample:
     tokens = list(range(first, first + length))
-    return Sample(tokens, [True] * length, [0.5] * length, [-float(t) for t in tokens], [-2.0 * t for t in tokens], [-3.0 * t for t in tokens])
+    logprobs = ([-factor * t for t in tokens] for factor in (1.0, 2.0, 3.0))
+    return Sample(tokens, [True] * length, [0.5] * length, *logprobs)
 
 
 def read_back(batches: list, index: int) -> dict[str, list]:
