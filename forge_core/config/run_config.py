@@ -109,7 +109,7 @@ class AdvantageSection(Section):
         "group",
         description="group: reward minus the group's mean; leave_one_out: minus the mean of the others (RLOO); "
         "max_rl: minus the mean and divided by it (MaxRL, rewards from 0 up); reinforce_plus_plus: the reward, "
-        "whitened over the tokens of the batch; reinforce_plus_plus_baseline: the same, minus the group's mean first",
+        "whitened over the tokens of the batch; reinforce_plus_plus_baseline: minus the group's mean first.",
     )
     normalize: bool = Field(True, description="group: divide by the standard deviation (false: Dr. GRPO).")
     eps: float = Field(1e-4, ge=0, description="group: added to the standard deviation.")
