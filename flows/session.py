@@ -42,8 +42,8 @@ SETTLE_S = 8.0  # open tasks get this long to notice a stop
 
 def run_name() -> str:
     """Name of the flow run in the UI: the run's id, where the configuration gives one."""
-    config = runtime.flow_run.parameters["config"]
-    named = config.run.id if isinstance(config, RunConfig) else None
+    config, overrides = (runtime.flow_run.parameters[name] for name in ("config", "overrides"))
+    named = (overrides or {}).get("run.id") or (config.run.id if isinstance(config, RunConfig) else None)
     return named or (Path(config).stem if isinstance(config, str) else "grpo")
 
 
