@@ -10,7 +10,7 @@ import json
 import signal
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,19 +69,6 @@ def check_stopped(forge: Forge, server: ServerHandle, act: Callable[[], object])
     assert "forge resume tiny" in forge.output
     assert forge.orphans() == []
     assert api(server, f"/flow_runs/{run}")["state"]["type"] == "CANCELLED"
-
-
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[Callable[..., Forge]]:
-    running: list[Forge] = []
-
-    def start(*arguments: object, folder: Path = tmp_path) -> Forge:
-        running.append(Forge(folder, *arguments))
-        return running[-1]
-
-    yield start
-    for forge in running:
-        forge.end()
 
 
 def test_the_generation_that_is_stopped_would_take_more_than_a_minute(tmp_path: Path) -> None:
