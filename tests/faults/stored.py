@@ -41,6 +41,12 @@ class Stored:
         """The number of committed training steps."""
         return len(list(self.folder.glob("ledger/0*.json")))
 
+    def checkpointed(self) -> int:
+        """The version that the newest complete checkpoint holds; 0 without one."""
+        return max(
+            (int(path.parent.name[:8]) + 1 for path in self.folder.glob("checkpoints/*/manifest.json")), default=0
+        )
+
     def snapshot(self) -> dict[str, str]:
         """Digest of each stored file by key."""
         return {str(path.relative_to(self.root)): sha256(path.read_bytes()).hexdigest() for path in self.files()}

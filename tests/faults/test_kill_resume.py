@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 
 from flows.server import ServerHandle
-from tests.faults.killing import STEPS, Kill, kill_and_resume, killable, start
+from tests.faults.killing import STEPS, Life, kill_and_resume, killable, start
 from tests.faults.processes import Forge
 from tests.faults.stored import Stored, check_complete, check_same_run
 
 pytestmark = [pytest.mark.server, pytest.mark.engine]
 
 
-def show(kills: list[Kill]) -> None:
-    for kill in kills:
-        print(f"killed after {kill.ran_s:.1f} s with {kill.files} files and {kill.committed} steps stored")
+def show(lives: list[Life]) -> None:
+    for life in lives:
+        ended = "finished" if life.lost_s is None else "killed"
+        print(f"{ended} after {life.ran_s:.1f} s with {life.files} files and {life.committed} steps stored")
 
 
 def test_a_killed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path, prefect_server: ServerHandle) -> None:
@@ -42,6 +43,6 @@ def test_a_killed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path, p
 
 def test_a_killed_run_with_newest_weights_loses_and_repeats_nothing(tmp_path: Path) -> None:
     """Each process starts a Prefect server of its own, which must die with it."""
-    kills = kill_and_resume(tmp_path, random.Random(2), 2, killable("newest", max_staleness=2), own_server=True)
-    show(kills)
+    lives = kill_and_resume(tmp_path, random.Random(2), 2, killable("newest", max_staleness=2), own_server=True)
+    show(lives)
     check_complete(Stored(tmp_path / "store"), STEPS, max_staleness=2)
