@@ -96,9 +96,9 @@ def check_complete(run: Stored, steps: int, max_staleness: int) -> None:
     """No gap or repeat, every planned episode exactly once trained or dropped, no age above the bound."""
     assert run.ledger.verify() == steps
     for entry in run.ledger.entries():
-        plan = run.store.read_json(layout.plan(run.run_id, entry["batch"], 0))
+        groups = [group for plan in entry["plans"] for group in run.store.read_json(plan)["groups"]]
         prefix = f"{run.run_id}/{entry['batch']:08d}"
-        planned = [f"{prefix}/{g['group']:08d}/{s:08d}" for g in plan["groups"] for s in range(len(g["seeds"]))]
+        planned = [f"{prefix}/{g['group']:08d}/{s:08d}" for g in groups for s in range(len(g["seeds"]))]
         fates = run.fates(entry)
         assert [fate["episode_id"] for fate in fates] == planned
         assert all(fate["trained"] == (fate["dropped"] is None) for fate in fates)
