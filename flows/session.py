@@ -33,7 +33,7 @@ from forge_core.runs.planning import shard_count
 from forge_core.runs.record import RunRecord, create_run, load_run, new_run_id, resume_check, resume_run
 from forge_core.runs.sealing import seal
 from forge_core.stop import Stopped, StopToken
-from forge_core.store import Store, open_store
+from forge_core.store import Store, StoreError, open_store
 
 log = logging.getLogger("forge")
 checks_log = logging.getLogger("forge.checks")  # its own, since the command line has said the same before
@@ -67,7 +67,7 @@ def resumed_session(
     config = load_config(record.config, overrides)
     for warning in check_run(with_stored_model(store, run_id, config)):
         checks_log.warning(warning)
-    changed, _ = resume_check(record, config, allow_keys, allow_code)
+    changed, _ = resume_check(store, record, config, allow_keys, allow_code)
     if changed:
         seal(store, record, StopToken())
     return Session(store, resume_run(store, record, config, allow_keys, allow_code))
@@ -112,11 +112,15 @@ class Session:
             self.stop.set(f"{type(error).__name__}: {error}")
             self._report_unfinished(self.window.settle(SETTLE_S))
         self._progress.close()
-        self._show_result()
-        self._watcher.__exit__(None, None, None)
-        if not self.window.settle(0.0):
-            self._context.close()
-        detach(self.run)
+        try:
+            self._show_result()
+        except StoreError as outage:  # the run's own outcome is what matters now
+            log.warning("no closing table: %s", outage)
+        finally:
+            self._watcher.__exit__(None, None, None)
+            if not self.window.settle(0.0):
+                self._context.close()
+            detach(self.run)
         self.outcome = self._final_state(error)
         return isinstance(error, Stopped)
 
@@ -145,7 +149,14 @@ class Session:
         self._progress.note(f"reward curve: {curve}")
 
 
+class OpenConsole(Console):
+    """A console whose reader may go away: a pipe that closes (``2>&1 | head``) must not end a run."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 def wide_console() -> Console:
     """Standard error; wide enough for the closing table where it is no terminal."""
-    console = Console(stderr=True)
-    return console if console.is_terminal else Console(stderr=True, width=140)
+    console = OpenConsole(stderr=True)
+    return console if console.is_terminal else OpenConsole(stderr=True, width=140)

@@ -9,7 +9,7 @@ import sys
 from rich.table import Table
 
 from flows.commands.common import existing_store, loaded_config, show, stored_run
-from forge_core.config import config_warnings, to_yaml
+from forge_core.config import config_warnings, store_uri, to_yaml
 from forge_core.runs.record import load_run
 from forge_core.store import Ledger
 
@@ -54,6 +54,7 @@ def ledger(args: argparse.Namespace) -> int:
 def config(args: argparse.Namespace) -> int:
     """Validate CONFIG and print it in full, as YAML."""
     resolved = loaded_config(args)
+    print(f"store: {store_uri(None, resolved)}", file=sys.stderr)
     print(to_yaml(resolved), end="")
     for warning in config_warnings(resolved):
         print(f"warning: {warning}", file=sys.stderr)

@@ -50,7 +50,7 @@ def resume(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 0
-    resume_check(record, config, args.allow_config_change, args.allow_code_change)
+    resume_check(store, record, config, args.allow_config_change, args.allow_code_change)
     config = with_stored_model(store, args.run_id, config)
     _show_checks(config)
 

@@ -29,7 +29,7 @@ def accumulate(sums: dict[str, Any], part: Mapping[str, Any]) -> None:
 
 
 def over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """One value for several optimizer steps: the mean of each metric, the largest of a maximum."""
-    if not steps:
-        return {}
-    return {name: (max if is_maximum(name) else fmean)(step[name] for step in steps) for name in steps[0]}
+    """One value for several optimizer steps: the mean of each metric over the steps that have it, the largest of a
+    maximum."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {name: (max if is_maximum(name) else fmean)(step[name] for step in steps if name in step) for name in names}

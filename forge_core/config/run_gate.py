@@ -57,6 +57,12 @@ def _groups(config: RunConfig) -> list[str]:
             "grpo.n_samples: is 1: an advantage compares the samples of one prompt, and one sample has none to be "
             "compared with: use 2 or more (8 is usual), or advantage.estimator=reinforce_plus_plus"
         )
+    if config.filters.dynamic_sampling and config.advantage.estimator == "reinforce_plus_plus":
+        found.append(
+            "filters.dynamic_sampling: refills groups whose rewards are all equal, but advantage.estimator "
+            "reinforce_plus_plus learns from those too: set filters.dynamic_sampling=false, or "
+            "advantage.estimator=reinforce_plus_plus_baseline"
+        )
     if episodes % n:
         found.append(f"training.batch_size: {_incomplete_groups(config)}")
     elif config.rollout.shards and config.rollout.shards > config.groups_per_batch:

@@ -69,9 +69,8 @@ class HFGenerator:
         check_requests(requests, max_positions=config.max_position_embeddings, vocab_size=config.vocab_size)
         if not requests:
             return []
-        deadline = None if deadline_s is None else time.monotonic() + deadline_s
         priority = min(r.priority for r in requests)
-        return self._thread.call(self._generate, requests, stop=stop, deadline=deadline, priority=priority)
+        return self._thread.call(self._generate, requests, stop=stop, deadline_s=deadline_s, priority=priority)
 
     def update_weights(self, version: int) -> None:
         """Load ``version`` in place. ValueError for an older version; WeightsError for files that do not fit."""
@@ -110,8 +109,11 @@ class HFGenerator:
             raise ValueError(f"policy version {version} is not newer than {self._version}, which is served already")
 
     def _generate(
-        self, requests: Sequence[GenerationRequest], *, stop: StopToken | None, deadline: float | None
+        self, requests: Sequence[GenerationRequest], *, stop: StopToken | None, deadline_s: float | None
     ) -> list[Completion]:
+        deadline = (
+            None if deadline_s is None else time.monotonic() + deadline_s
+        )  # waiting for the engine is not counted
         self._guard = lambda: _check(stop, deadline)
         completions: list[Completion | None] = [None] * len(requests)
         for batch in make_batches(requests, self._max_batch, self._cache_bytes_per_token()):

@@ -30,7 +30,7 @@ from forge_core.runs.record import RunRecord, RunRef, load_run
 from forge_core.runs.reference_session import ReferenceSession
 from forge_core.runs.trainer_session import TrainerSession
 from forge_core.stop import StopToken
-from forge_core.store import Ledger, Store, digest, layout, open_store
+from forge_core.store import CorruptObject, Ledger, Store, digest, layout, open_store
 from forge_core.store.plans import put_plan
 
 log = logging.getLogger("forge")
@@ -168,8 +168,22 @@ class RunContext:
 
         Version 0's stays as long as the process: the trainer exports its configuration and tokenizer again and again.
         """
-        prefix = self.candidates.get(version) or self.ledger.weights_prefix(version)
-        return self.store.local_dir(prefix, pin=version == 0)
+        self.weights_content(version)
+        return self.store.local_dir(self._weights_prefix(version), pin=version == 0)
+
+    def weights_content(self, version: int) -> str:
+        """Content digest of a version's weights. Raises CorruptObject when they are not those that were committed."""
+        found = self.store.open_published(self._weights_prefix(version)).manifest.content
+        entry = self.ledger.entry(version - 1) if version else self.ledger.init()
+        if entry is not None and entry["weights_digest"] != found:
+            raise CorruptObject(
+                f"{entry['weights']}: its content is {found[:12]}, the ledger committed "
+                f"{entry['weights_digest'][:12]}: restore the object that the run published"
+            )
+        return found
+
+    def _weights_prefix(self, version: int) -> str:
+        return self.candidates.get(version) or self.ledger.weights_prefix(version)
 
     @cached_property
     def cpu_threads(self) -> int:

@@ -44,14 +44,14 @@ def evaluation_requests(ctx: RunContext, version: int) -> list[GenerationRequest
 
 def evaluate(ctx: RunContext, version: int) -> str:
     """Sample and grade the held-out prompts with ``version``; returns the prefix of the stored evaluation."""
-    prefix = layout.evaluation(ctx.run_id, version)
-    weights = ctx.candidates.get(version) or ctx.ledger.weights_prefix(version)
+    weights = ctx.weights_content(version)
+    prefix = layout.evaluation(ctx.run_id, version, weights)
     requests = evaluation_requests(ctx, version)
     request = digest(
         {
             "stage": "evaluation",
             "schema": SCHEMA_VERSION,
-            "weights": ctx.store.open_published(weights).manifest.content,
+            "weights": weights,
             "prompts": [(r.prompt_ids, r.seed, r.sampling.__dict__) for r in requests],
             "functions": reward_identity(ctx.config),
         }
@@ -76,12 +76,16 @@ def _sample(ctx: RunContext, version: int, requests: list[GenerationRequest]) ->
     if wrong:
         raise RuntimeError(f"the evaluation of version {version} was sampled by versions {sorted(wrong)}")
     prompts = [ctx.heldout[int(r.request_id.split("/")[-2])] for r in requests]
-    return [episode_row(r, p, c) for r, p, c in zip(requests, prompts, completions, strict=True)]
+    return [
+        episode_row(r, p, c)
+        for r, p, c in zip(requests, prompts, completions, strict=True)
+        if c.metadata["finish_reason"] != "aborted"
+    ]
 
 
 def evaluation_metrics(ctx: RunContext, version: int) -> dict[str, float]:
     """Metrics of the stored evaluation of ``version``; empty when there is none."""
-    prefix = layout.evaluation(ctx.run_id, version)
+    prefix = layout.evaluation(ctx.run_id, version, ctx.weights_content(version))
     if not ctx.store.published(prefix):
         return {}
     episodes = read_episodes(ctx.store, prefix)
@@ -91,5 +95,6 @@ def evaluation_metrics(ctx: RunContext, version: int) -> dict[str, float]:
         "eval/version": version,
         "eval/reward/mean": fmean(rewards) if rewards else 0.0,
         "eval/prompts": len(episodes),
+        "eval/missing": len(evaluation_requests(ctx, version)) - len(episodes),
         "eval/failed_grades": len(episodes) - len(rewards),
     }

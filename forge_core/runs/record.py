@@ -20,9 +20,14 @@ from forge_core.config import ConfigError, RunConfig, diff
 from forge_core.config.loss_sections import CustomLossSection
 from forge_core.data.importing import ObjectPathError, source_file
 from forge_core.rewards.resolve import source_digest
-from forge_core.store import Store, layout
+from forge_core.store import Ledger, Store, layout
 
 NOT_COMPARED = {"store", "run.id"}  # where a run lies, not what it is
+PLANNED = (  # beginnings of the keys (and code) that a batch is planned, sampled or graded with
+    "dataset", "rewards", "reward ", "rollout", "filters", "grpo.temperature", "grpo.n_samples", "training.batch_size",
+    "training.gradient_accumulation_steps", "training.sync_interval", "training.seq_len", "run.seed", "eval.holdout",
+    "eval.split", "eval.prompts",
+)  # fmt: skip
 PACKAGES = ("forge_core", "tasks", "flows")
 
 
@@ -127,11 +132,11 @@ def load_run(store: Store, run_id: str) -> RunRecord:
 
 
 def resume_check(
-    record: RunRecord, config: RunConfig, allow_keys: Sequence[str] = (), allow_code: bool = False
+    store: Store, record: RunRecord, config: RunConfig, allow_keys: Sequence[str] = (), allow_code: bool = False
 ) -> tuple[list[str], dict[str, str]]:
     """What changed since the run started, and the digests of today's code.
 
-    Raises ConfigError naming each difference that was not allowed.
+    Raises ConfigError naming each difference that was not allowed, or that batches planned already do not survive.
     """
     changed = [d for d in diff(record.config, config) if d[0] not in NOT_COMPARED]
     refused = [d for d in changed if not _allowed(d[0], allow_keys)]
@@ -142,7 +147,22 @@ def resume_check(
         problems.append(f"the code changed since the run started ({', '.join(code_changed)}): --allow-code-change")
     if problems:
         raise ConfigError(problems, f"cannot resume run {record.run_id!r} unchanged")
-    return [*(d[0] for d in changed), *code_changed], code
+    names = [*(d[0] for d in changed), *code_changed]
+    _check_planned(store, record.run_id, [name for name in names if name.startswith(PLANNED)])
+    return names, code
+
+
+def _check_planned(store: Store, run_id: str, keys: list[str]) -> None:
+    """Refuse a change of what open batches were planned, sampled or graded with: they would mix the two."""
+    first = planned = max(0, Ledger(store, run_id).head())
+    while store.exists(layout.plan(run_id, planned, 0)):
+        planned += 1
+    if keys and planned > first:
+        raise ConfigError(
+            f"{', '.join(keys)}: batches {first} to {planned - 1} are planned already and would be of both kinds: "
+            f"finish them first with `forge resume {run_id} steps={planned} --allow-config-change steps`, then make "
+            "this change"
+        )
 
 
 def _allowed(key: str, allowed: Sequence[str]) -> bool:
@@ -153,7 +173,7 @@ def resume_run(
     store: Store, record: RunRecord, config: RunConfig, allow_keys: Sequence[str] = (), allow_code: bool = False
 ) -> RunRecord:
     """The record to go on with; an allowed change is stored beside ``run.json``. Raises ConfigError as above."""
-    changed, code = resume_check(record, config, allow_keys, allow_code)
+    changed, code = resume_check(store, record, config, allow_keys, allow_code)
     if not changed:
         return record
     resumed = replace(record, config=config, code=code, changes=record.changes + 1)

@@ -6,8 +6,10 @@ state is saved, and only then is the change recorded; a crash in between leaves 
 
 from __future__ import annotations
 
+from forge_core.config import ConfigError
 from forge_core.runs.context import RunContext
 from forge_core.runs.record import RunRecord
+from forge_core.runs.trainer_session import DriftError
 from forge_core.stop import StopToken
 from forge_core.store import Store
 
@@ -23,5 +25,14 @@ def seal(store: Store, record: RunRecord, stop: StopToken) -> None:
     try:
         ctx.trainer.prepare(head)
         ctx.trainer.checkpoint(entry)
+    except DriftError as error:
+        raise ConfigError(
+            f"the changed code does not give the numbers of run {record.run_id!r} again, and its newest step "
+            f"({head - 1}) has no checkpoint yet: resume with the old code until one is due (checkpoint.interval), "
+            f"then change it. {error}"
+        ) from error
+    except BaseException:
+        stop.set("interrupted")  # so that the replay ends, and with it the wait of close()
+        raise
     finally:
         ctx.close()

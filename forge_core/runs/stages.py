@@ -105,7 +105,7 @@ def _sample(ctx: RunContext, plan: dict[str, Any], shard: int) -> tuple[dict[str
     version = min((c.metadata["policy_version"] for c in completions), default=version)
     provenance = {
         "policy_version": version,
-        "policy_digest": ctx.store.open_published(ctx.ledger.weights_prefix(version)).manifest.content,
+        "policy_digest": ctx.weights_content(version),
         "backend": ctx.config.generator.backend,
         "seconds": ended - working,
         "waited_seconds": working - started,
@@ -205,6 +205,7 @@ def reference_shard(ctx: RunContext, episodes: ShardRef, accepted: Collection[st
             "model": ctx.store.open_published(ctx.ledger.weights_prefix(0)).manifest.content,
             "episodes": episodes.content,
             "accepted": None if accepted is None else sorted(accepted),
+            "temperature": ctx.config.grpo.temperature,
         }
     )
     if not ctx.store.published(prefix):

@@ -20,9 +20,10 @@ from forge_core.runs.evaluation import evaluate, evaluation_metrics
 from forge_core.runs.record import now
 from forge_core.runs.trainer_session import Outcome
 from forge_core.runs.versions import best_version
-from forge_core.store import digest, entry_digest, layout
+from forge_core.store import digest, layout
 from forge_core.store.retention import collect
 
+COLLECT_EVERY = 20  # training steps between collections where no checkpoint is due
 IDLE = {"loss": 0.0, "entropy": 0.0, "kl": 0.0, "grad_norm": 0.0}  # metrics of a step that had nothing to train
 
 
@@ -63,7 +64,7 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
         "training_digest": training_digest,
         "weights": weights,
         "weights_digest": weights_digest,
-        "previous": previous_digest(ctx, batch),
+        "previous": ctx.ledger.previous(batch),
         "state_digest": outcome.state_digest,
         "cursor": data.plans[0]["cursor"]["after"],
         "metrics": {**IDLE, **data_metrics(data), **outcome.metrics, **evaluated, **times},
@@ -84,6 +85,8 @@ def _commit(ctx: RunContext, entry: dict[str, Any]) -> dict[str, Any]:
             f"{winner['attempt'] if winner else '?'}); this one (attempt {ctx.attempt}) stops: one trainer per run"
         )
     ctx.candidates.pop(batch + 1, None)
+    if checkpoint_due(ctx.config, batch) or (batch + 1) % COLLECT_EVERY == 0:
+        ctx.background.submit(collect_garbage, ctx)
     for observer in ctx.observers:
         observer(entry)
     return entry
@@ -92,7 +95,6 @@ def _commit(ctx: RunContext, entry: dict[str, Any]) -> dict[str, Any]:
 def _checkpoint(ctx: RunContext, entry: dict[str, Any]) -> None:
     if not ctx.store.published(layout.checkpoint(ctx.run_id, entry["batch"], entry["attempt"])):
         ctx.trainer.checkpoint(entry)
-        ctx.background.submit(collect_garbage, ctx)
 
 
 def collect_garbage(ctx: RunContext) -> None:
@@ -114,13 +116,6 @@ def checkpoint_due(config: RunConfig, batch: int) -> bool:
     """After every ``checkpoint.interval`` steps, and after the last."""
     interval = config.checkpoint.interval
     return batch + 1 == config.steps or (interval > 0 and (batch + 1) % interval == 0)
-
-
-def previous_digest(ctx: RunContext, batch: int) -> str:
-    """Digest of the entry before ``batch`` (``init.json`` before the first)."""
-    before = ctx.ledger.entry(batch - 1) if batch else ctx.ledger.init()
-    assert before is not None, f"training step {batch} has no predecessor in the ledger"
-    return entry_digest(before)
 
 
 def publish_weights(ctx: RunContext, batch: int, outcome: Outcome) -> tuple[str, str]:
@@ -151,12 +146,14 @@ def publish_fates(ctx: RunContext, data: StepData) -> tuple[str, str]:
 
 
 def _evaluated(ctx: RunContext, batch: int, weights: str) -> dict[str, float]:
-    """The evaluation that this entry records: of the last version, before it commits; else of ``batch``, if any."""
+    """The evaluation that this entry records: of the last version, before it commits (and, under ``eval/before/``, of
+    the version that it trained, if any); else of ``batch``, if any."""
     if ctx.config.eval.prompts == 0:
         return {}
     if batch + 1 == ctx.config.steps:
         ctx.candidates[batch + 1] = weights
         started = time.monotonic()
         evaluate(ctx, batch + 1)
-        return {**evaluation_metrics(ctx, batch + 1), "time/eval": time.monotonic() - started}
+        before = {name.replace("eval/", "eval/before/", 1): x for name, x in evaluation_metrics(ctx, batch).items()}
+        return {**before, **evaluation_metrics(ctx, batch + 1), "time/eval": time.monotonic() - started}
     return evaluation_metrics(ctx, batch)

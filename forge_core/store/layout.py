@@ -79,9 +79,10 @@ def config_change(run_id: str, n: int) -> str:
     return f"{run(run_id)}control/config-{number(n)}.json"
 
 
-def evaluation(run_id: str, version: int) -> str:
-    """Episodes and scores of one evaluated version."""
-    return f"{run(run_id)}evaluations/{number(version)}/"
+def evaluation(run_id: str, version: int, weights_digest: str) -> str:
+    """Episodes and scores of one evaluated version: with these weights, since a step that was lost before its commit
+    may be taken again with other ones."""
+    return f"{run(run_id)}evaluations/{number(version)}-{weights_digest[:12]}/"
 
 
 def tombstone(run_id: str, name: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from forge_core.runs.context import RunContext
 from forge_core.runs.training import train_batch
-from forge_core.store import Manifest, Store, layout, open_store
+from forge_core.store import Manifest, Store, StoreError, layout, open_store
 from tests.faults.stored import Stored, check_same_run
 from tests.runs.harness import advance, make_batch, new_run, reopened
 
@@ -46,7 +46,7 @@ class FailingOnce(Store):
         self.failures += 1
         if when == "after":
             write()
-        raise OSError(f"the store went away {when} {key} was written")
+        raise StoreError(f"the store went away {when} {key} was written")
 
 
 FAILURES = [
@@ -74,7 +74,7 @@ def test_a_failure_of_the_store_changes_nothing(
 ) -> None:
     ctx = failing_run(tmp_path)
     ctx.store.fail = (when, what)  # type: ignore[attr-defined]
-    with pytest.raises(OSError, match=f"went away {when} "):
+    with pytest.raises(StoreError, match=f"went away {when} "):
         train_batch(ctx, BATCH)
     assert ctx.store.failures == 1  # type: ignore[attr-defined]
     if after == "retry":

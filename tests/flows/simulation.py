@@ -64,7 +64,6 @@ class Executor:
     busy: dict[str, int] = field(default_factory=dict)
     events: list[tuple[float, int, Job, Any, BaseException | None]] = field(default_factory=list)
     order: Iterable[int] = field(default_factory=itertools.count)
-    most_open: int = 0
 
     def submit(self, task: SimTask, args: tuple[Any, ...], wait_for: Iterable[SimFuture]) -> SimFuture:
         waits = [*futures_in(args), *wait_for]
@@ -83,10 +82,6 @@ class Executor:
         else:
             job.future.settle("Failed", error=error)
         self._start_ready()
-
-    def run_to_the_end(self) -> None:
-        while self.events:
-            self.advance()
 
     def _start_ready(self) -> None:
         for job in sorted(self.waiting, key=lambda j: j.priority):

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -82,8 +83,17 @@ def items(*completions: object, **metadata: object) -> list[RewardItem]:
     return [RewardItem("p", str(completion), dict(metadata)) for completion in completions]
 
 
-def graders() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "forge_core.rewards.worker" in " ".join(child.cmdline())]
+def graders(older: frozenset[int] = frozenset()) -> list[psutil.Process]:
+    """The grading processes of this process, but for those in ``older`` (pids)."""
+    children = [child for child in psutil.Process().children() if child.pid not in older]
+    return [child for child in children if "forge_core.rewards.worker" in " ".join(child.cmdline())]
+
+
+@pytest.fixture(autouse=True)
+def _only_this_tests_graders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests before may have left grading processes to runs that are still open."""
+    older = frozenset(child.pid for child in graders())
+    monkeypatch.setattr(f"{__name__}.graders", partial(graders, older))
 
 
 def test_a_hanging_grade_costs_its_own_item_only(make):

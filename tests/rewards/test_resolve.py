@@ -74,7 +74,7 @@ def test_options_go_to_the_class_or_function(folder: Path):
     ("path", "options", "message"),
     [
         ("exactmatch", {}, "there is no reward 'exactmatch'; did you mean exact_match"),
-        ("", {}, r"there is no reward ''; built-in are exact_match, last_integer, reasoning_gym"),
+        ("", {}, r"there is no reward ''; built-in are exact_match, last_integer, overlong, reasoning_gym"),
         ("no_such_module_x:f", {}, "no_such_module_x:f: importing no_such_module_x failed: ModuleNotFoundError"),
         ("nowhere.py:f", {}, r"nowhere\.py:f: no such file"),
         ("my_rewards_here.py:lenght", {}, r"has no 'lenght'; it has Fixed, NoGrade, length, two"),

@@ -37,18 +37,27 @@ TINY: dict[str, Any] = {
 }
 
 
+OPENED: list[RunContext] = []
+
+
+def opened(ctx: RunContext) -> RunContext:
+    """``ctx``, to be closed when its test ends."""
+    OPENED.append(ctx)
+    return ctx
+
+
 def tiny(*overrides: str) -> RunConfig:
     return load_config(TINY, list(overrides))
 
 
 def new_run(store: Store | str, *overrides: str) -> RunContext:
     store = open_store(store) if isinstance(store, str) else store
-    return RunContext(store, create_run(store, tiny(*overrides)))
+    return opened(RunContext(store, create_run(store, tiny(*overrides))))
 
 
 def reopened(ctx: RunContext) -> RunContext:
     """The same run as another process would open it."""
-    again = RunContext(ctx.store, load_run(ctx.store, ctx.run_id))
+    again = opened(RunContext(ctx.store, load_run(ctx.store, ctx.run_id)))
     again.rollouts.begin(max(0, again.ledger.head()))
     return again
 

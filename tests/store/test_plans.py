@@ -41,6 +41,6 @@ def test_the_layout_is_the_published_one() -> None:
     assert layout.ledger_init("r") == "runs/r/ledger/init.json"
     assert layout.checkpoint("r", 1, "a") == "runs/r/checkpoints/00000001-a/"
     assert layout.stop("r", 0) == "runs/r/control/stop-00000000.json"
-    assert layout.evaluation("r", 7) == "runs/r/evaluations/00000007/"
+    assert layout.evaluation("r", 7, "0123456789abcdef") == "runs/r/evaluations/00000007-0123456789ab/"
     with pytest.raises(ValueError, match="count from 0, got -1"):
         layout.ledger("r", -1)

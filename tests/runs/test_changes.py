@@ -1,0 +1,77 @@
+"""What may change when a run is resumed, and what open batches do not survive."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from forge_core.config import ConfigError, validate_for_training
+from forge_core.runs.evaluation import evaluate
+from forge_core.runs.record import resume_run
+from forge_core.runs.stages import reference_shard, sample_shard, score_shard
+from forge_core.runs.training import train_batch
+from forge_core.store import CorruptObject
+from tests.runs.harness import advance, make_batch, new_run, reopened, tiny
+
+pytestmark = pytest.mark.engine
+
+
+def memory() -> str:
+    return f"memory://{uuid.uuid4().hex}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("rollout.shards", "4"), ("grpo.temperature", "0.5"), ("rewards.functions.0.weight", "2")]
+)
+def test_a_change_that_open_batches_do_not_survive_names_the_way_out(key: str, value: str) -> None:
+    ctx = advance(new_run(memory(), "max_staleness=1"), 1)
+    make_batch(ctx, 1)  # planned, sampled and graded, but not trained
+    with pytest.raises(ConfigError, match=r"batches 1 to 1 are planned.*forge resume tiny steps=2"):
+        resume_run(ctx.store, ctx.record, tiny("max_staleness=1", f"{key}={value}"), [key, "rewards"])
+    train_batch(ctx, 1)
+    record = resume_run(ctx.store, ctx.record, tiny("max_staleness=1", f"{key}={value}"), [key, "rewards"])
+    assert record.changes == 1
+
+
+def test_other_temperatures_are_other_reference_log_probabilities() -> None:
+    ctx = advance(new_run(memory(), "grpo.beta=0.1"), 1)
+    colder = tiny("grpo.beta=0.1", "grpo.temperature=0.5")
+    again = reopened(ctx)
+    again.config = colder
+    with pytest.raises(Exception, match="another request"):
+        reference_shard(again, sample_shard(reopened(ctx), 0, 0))
+
+
+def test_a_run_of_one_step_records_its_evaluation_before_and_after() -> None:
+    ctx = new_run(memory(), "steps=1")
+    from forge_core.runs.initialise import initialise
+
+    initialise(ctx)
+    evaluate(ctx, 0)
+    make_batch(ctx, 0)
+    metrics = train_batch(ctx, 0)["metrics"]
+    assert (metrics["eval/before/version"], metrics["eval/version"]) == (0, 1)
+    assert metrics["eval/before/reward/mean"] != pytest.approx(metrics["eval/reward/mean"], abs=1e-12)
+    assert metrics["eval/missing"] == 0
+
+
+def test_weights_that_are_not_those_of_the_ledger_are_refused() -> None:
+    ctx = advance(new_run(memory()), 1)
+    again = reopened(ctx)
+    real = again.ledger.entry
+    again.ledger.entry = lambda b: (e := real(b)) and {**e, "weights_digest": "0" * 64}  # type: ignore[method-assign]
+    with pytest.raises(CorruptObject, match="the ledger committed 000000000000"):
+        again.weights_dir(1)
+
+
+def test_refilling_what_an_estimator_learns_from_is_refused() -> None:
+    config = tiny("filters.dynamic_sampling=true", "advantage.estimator=reinforce_plus_plus")
+    with pytest.raises(ConfigError, match="reinforce_plus_plus_baseline"):
+        validate_for_training(config, gpus=0)
+
+
+def test_grading_twice_gives_the_same_object() -> None:
+    ctx = advance(new_run(memory()), 1)
+    episodes = sample_shard(ctx, 0, 0)
+    assert score_shard(ctx, episodes) == score_shard(reopened(ctx), episodes)
