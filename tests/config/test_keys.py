@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -62,3 +63,8 @@ def test_the_schema_carries_descriptions_and_defaults_for_a_form():
     training = RunConfig.model_json_schema()["$defs"]["TrainingSection"]["properties"]
     assert training["batch_size"]["default"] == 64
     assert training["learning_rate"]["description"] == "Peak learning rate of AdamW."
+
+
+def test_the_configuration_page_is_in_step_with_the_models() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    assert page.endswith(fields_reference().rstrip() + "\n"), "write fields_reference() to the page again"
