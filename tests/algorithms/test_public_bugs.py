@@ -37,7 +37,9 @@ ELSEWHERE = {
     12: "tests/flows/test_window.py::test_a_resumed_loop_starts_at_the_first_uncommitted_step",
     13: "tests/store/test_ledger.py::test_entries_that_do_not_add_up_are_refused",
     14: "tests/faults/test_kill_resume.py::test_a_killed_run_with_newest_weights_loses_and_repeats_nothing",
+    15: "tests/runs/test_changes.py::test_a_resume_exactly_at_the_end_of_an_epoch_does_the_remaining_steps",
     16: "tests/runs/test_tiny_run.py::test_a_run_continued_by_another_process_equals_the_uninterrupted_one_bit_for_bit",
+    18: "tests/runs/test_changes.py::test_a_batch_past_its_deadline_is_trained_with_what_there_is_and_not_waited_for",
     21: "tests/store/test_retention.py::test_the_two_newest_complete_checkpoints_of_the_chain_stay",
     25: "tests/training/test_gradients.py::"
     "test_packed_log_probabilities_equal_those_of_each_document_alone_in_transformers",

@@ -75,3 +75,22 @@ def test_grading_twice_gives_the_same_object() -> None:
     ctx = advance(new_run(memory()), 1)
     episodes = sample_shard(ctx, 0, 0)
     assert score_shard(ctx, episodes) == score_shard(reopened(ctx), episodes)
+
+
+def test_a_resume_exactly_at_the_end_of_an_epoch_does_the_remaining_steps() -> None:
+    sixteen = ("dataset.options.size=16", "eval.prompts=0")  # two batches of eight groups: an epoch ends at version 2
+    ctx = advance(new_run(memory(), *sixteen), 2)
+    assert ctx.plan(1)["cursor"]["after"] in ({"epoch": 1, "index": 0}, {"epoch": 0, "index": 16})
+    again = advance(reopened(ctx), 4)
+    assert again.ledger.head() == 4
+    epochs = [[g["row"] for b in pair for g in again.plan(b)["groups"]] for pair in ((0, 1), (2, 3))]
+    assert [sorted(rows) for rows in epochs] == [list(range(16))] * 2
+    assert epochs[0] != epochs[1], "each epoch has an order of its own"
+
+
+def test_a_batch_past_its_deadline_is_trained_with_what_there_is_and_not_waited_for() -> None:
+    ctx = new_run(memory(), "eval.prompts=0", "rollout.deadline_s=0.000001", "steps=2")
+    entry = advance(ctx, 1).ledger.entry(0)
+    assert entry["episodes"] == {"planned": 32, "trained": 0, "dropped": {"deadline": 32}}
+    assert entry["weights"] == ctx.ledger.weights_prefix(0)
+    advance(reopened(ctx), 2)
