@@ -18,7 +18,7 @@ import torch
 from forge_core.stop import StopToken
 from forge_core.training import hf_io, policy
 from forge_core.training.architecture import read_architecture
-from forge_core.training.packing import Sample, pack
+from forge_core.training.packing import PAD_ID, Sample, pack
 
 
 class ReferenceModel:
@@ -66,7 +66,7 @@ class ReferenceModel:
         results: list[list[float]] = [[] for _ in samples]
         counted = [index for index, (_, response) in enumerate(samples) if response]
         documents = [_sample(index, *samples[index]) for index in counted]
-        batches = pack(documents, self.token_budget, pad_id=0, seq_len=self.seq_len)
+        batches = pack(documents, self.token_budget, PAD_ID, self.seq_len)
         found = policy.document_logprobs(self._model, batches, self.dtype, temperature, self.device, stop)
         for index, logprobs in zip(counted, found, strict=True):
             results[index] = logprobs

@@ -24,10 +24,9 @@ from forge_core.models.imports import import_model_code
 from forge_core.runs.context import RunContext
 from forge_core.runs.record import now
 from forge_core.store import digest, layout
-from forge_core.training.packing import Sample, pack
+from forge_core.training.packing import PAD_ID, Sample, pack
 from forge_core.training.settings import TrainerSettings
 
-PAD_ID = 0  # any token will do: padding is masked everywhere
 MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 
 

@@ -25,14 +25,12 @@ from forge_core.engine_thread import EngineThread
 from forge_core.runs.consumption import StepData, load_committed, optimizer_batches
 from forge_core.store import entry_digest, folder_files, layout
 from forge_core.store.checkpoints import publish_checkpoint
-from forge_core.training.packing import Sample, pack
+from forge_core.training.packing import PAD_ID, Sample, pack
 from forge_core.training.settings import TrainerSettings
 
 if TYPE_CHECKING:
     from forge_core.runs.context import RunContext
     from forge_core.training.trainer import TitanTrainer
-
-PAD_ID = 0  # any token will do: padding is masked everywhere
 
 
 class DriftError(RuntimeError):

@@ -24,6 +24,7 @@ import torch
 
 from forge_core.data_model import TextTrainBatch
 
+PAD_ID = 0  # what callers pad with; any token will do, since padding is masked everywhere
 _SIGNIFICANT_BITS = 4
 _SHORTEST_SHARE_OF_ROW = 4  # documents below row_len / 4 start a micro-batch of their own
 _INPUTS, _TARGETS = slice(None, -1), slice(1, None)

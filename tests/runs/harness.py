@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from forge_core.config import RunConfig, load_config
@@ -44,6 +45,11 @@ def opened(ctx: RunContext) -> RunContext:
     """``ctx``, to be closed when its test ends."""
     OPENED.append(ctx)
     return ctx
+
+
+def memory() -> str:
+    """A store of its own, in memory."""
+    return f"memory://{uuid.uuid4().hex}"
 
 
 def tiny(*overrides: str) -> RunConfig:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pytest
 
 from forge_core.config import ConfigError, validate_for_training
@@ -12,13 +10,9 @@ from forge_core.runs.record import resume_run
 from forge_core.runs.stages import reference_shard, sample_shard, score_shard
 from forge_core.runs.training import train_batch
 from forge_core.store import CorruptObject
-from tests.runs.harness import advance, make_batch, new_run, reopened, tiny
+from tests.runs.harness import advance, make_batch, memory, new_run, reopened, tiny
 
 pytestmark = pytest.mark.engine
-
-
-def memory() -> str:
-    return f"memory://{uuid.uuid4().hex}"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,9 @@ from forge_core.runs.trainer_session import DriftError, relative_distance
 from forge_core.runs.training import LostRace, train_batch
 from forge_core.stop import StopToken
 from forge_core.store import IdentityError, layout
-from tests.runs.harness import advance, decided, make_batch, new_run, reopened, tiny
+from tests.runs.harness import advance, decided, make_batch, memory, new_run, reopened, tiny
 
 pytestmark = pytest.mark.engine
-
-
-def memory() -> str:
-    return f"memory://{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="module")
