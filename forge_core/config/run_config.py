@@ -91,6 +91,10 @@ class TrainingSection(Section):
     dtype: Dtype = Field("float32", description="Compute type; master weights are float32.")
     entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     threads: int | None = Field(None, ge=1, description="CPU threads of the trainer. Left out: its share of the cores.")
+    activation_checkpointing: Literal["none", "selective", "full"] = Field(
+        "none", description="Activations computed again in the backward pass: none, those of cheap operations, or all."
+    )
+    compile: bool = Field(False, description="Compile the trainer's layers with torch.compile.")
 
 
 class GRPOSection(Section):
@@ -146,10 +150,27 @@ class RolloutSection(Section):
 
 
 class GeneratorSection(Section):
-    backend: Literal["hf"] = Field("hf", description="hf: transformers in this process.")
+    backend: Literal["hf", "vllm"] = Field(
+        "hf", description="hf: transformers in this process; vllm: vLLM engines in child processes (extra vllm)."
+    )
     dtype: Dtype = Field("float32", description="Type of the generator's weights.")
     max_batch: Positive = Field(512, description="Sequences decoded together, at most (embedded backend).")
     threads: int | None = Field(None, ge=1, description="CPU threads of the generator. Left out: its share of cores.")
+    engine_args: dict[str, Any] = Field(
+        {}, description="vLLM: arguments of its engine, such as max_num_seqs or gpu_memory_utilization, passed through."
+    )
+    sampling_params: dict[str, Any] = Field(
+        {}, description="vLLM: further sampling parameters, such as stop_token_ids, passed through."
+    )
+    weight_update: Literal["in_flight", "drain"] = Field(
+        "in_flight",
+        description="vLLM: in_flight: unfinished responses go on with the new weights; drain: they are finished first.",
+    )
+    sharing: Literal["sleep", "split"] = Field(
+        "sleep",
+        description="vLLM on the trainer's GPU: sleep: its memory is freed while the trainer works; split: both keep "
+        "their share (engine_args.gpu_memory_utilization).",
+    )
 
 
 class RewardFunction(Section):
@@ -194,6 +215,15 @@ class ParallelismSection(Section):
     data_parallel_shard_degree: Positive = Field(1, description="Sharded data-parallel (FSDP) ranks of the trainer.")
 
 
+class CommSection(Section):
+    init_timeout_s: float = Field(600.0, gt=0, description="Seconds that the trainer's ranks have to find each other.")
+    timeout_s: float = Field(300.0, gt=0, description="Seconds after which a collective of the trainer has failed.")
+
+
+class QuantizeSection(Section):
+    float8: bool = Field(False, description="Matrix products of the trainer's layers in float8, where the GPU has it.")
+
+
 class EvalSection(Section):
     interval: int = Field(0, ge=0, description="Training steps between evaluations; 0: only before and after.")
     prompts: int = Field(256, ge=0, description="Held-out prompts per evaluation; 0: no evaluation.")
@@ -211,6 +241,8 @@ class WeightsSection(Section):
     dtype: Dtype | None = Field(None, description="Type of published weights. Left out: training.dtype.")
     keep: int = Field(2, ge=1, description="Newest versions kept besides those that the run still needs.")
     shard_bytes: int = Field(2_000_000_000, ge=1, description="Largest safetensors file, in bytes.")
+    prefetch: bool = Field(True, description="Fetch new weights to the host's shared memory while generation goes on.")
+    fetchers: Positive = Field(8, description="Parallel range reads that fetch one version of the weights.")
 
 
 class GCSection(Section):
@@ -262,6 +294,8 @@ class RunConfig(Section):
     rewards: RewardsSection = Field(RewardsSection(), description="How responses are graded.")
     services: ServicesSection = Field(ServicesSection(), description="Processes and GPUs per role.")
     parallelism: ParallelismSection = Field(ParallelismSection(), description="Ranks of the trainer.")
+    comm: CommSection = Field(CommSection(), description="Communication of the trainer's ranks.")
+    quantize: QuantizeSection = Field(QuantizeSection(), description="Low-precision training.")
     eval: EvalSection = Field(EvalSection(), description="Evaluation on held-out prompts.")
     checkpoint: CheckpointSection = Field(CheckpointSection(), description="Checkpoints of the trainer.")
     weights: WeightsSection = Field(WeightsSection(), description="Published weights.")

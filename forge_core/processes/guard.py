@@ -1,0 +1,81 @@
+"""Run one command and end everything it started when it ends, or when the process that asked for it is gone.
+
+    python guard.py LIFE_FD REPORT_FD COMMAND...
+
+LIFE_FD is the read end of a pipe whose write end only the owner holds: end of file means that the owner has closed it
+or has died, whatever killed it. REPORT_FD receives the pid of the command. Descendants in other sessions or process
+groups are found too: this process is their subreaper. Standard library only, and nothing of Forge, so that it starts in
+milliseconds and cannot break with it. Linux; elsewhere descendants that leave the process group are not found.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                found += [int(word) for word in file.read().split()]
+    return found
+
+
+def kill_descendants(own: int) -> None:
+    """Stop first, so that nothing starts a process while it is being ended; then kill, and reap what comes back."""
+    deadline = time.monotonic() + 10.0
+    while (open_ := children(own)) and time.monotonic() < deadline:
+        tree = []
+        while open_:
+            tree.append(open_.pop())
+            open_ += children(tree[-1])
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in tree:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, number)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.02)
+
+
+def main() -> int:
+    life, report = int(sys.argv[1]), int(sys.argv[2])
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # only the owner decides
+
+    def in_child() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # should this process be killed
+
+    keep = [int(fd) for fd in os.environ.pop("FORGE_PASS_FDS", "").split(",") if fd]
+    child = subprocess.Popen(sys.argv[3:], preexec_fn=in_child, start_new_session=True, pass_fds=keep)
+    for fd in keep:
+        os.close(fd)
+    os.write(report, f"{child.pid}\n".encode())
+    os.close(report)
+    while child.poll() is None:
+        if select.select([life], [], [], 0.1)[0]:
+            break
+    kill_descendants(os.getpid())
+    status = child.poll()
+    return 128 + signal.SIGKILL if status is None else status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    os._exit(main())
