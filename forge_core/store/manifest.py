@@ -7,13 +7,15 @@ compared with nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from forge_core.store.backend import check_key
 from forge_core.store.digests import SHORT, content_digest
+from forge_core.store.errors import StoreError
 
 MANIFEST = "manifest.json"
 
@@ -37,6 +39,16 @@ class Manifest:
     content: str
     files: tuple[File, ...]
     provenance: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, prefix: str, request: str, files: Iterable[File], provenance: Mapping[str, Any]) -> Manifest:
+        """The manifest of ``files``, each given once or more; StoreError when two different ones have one name."""
+        named = sorted(set(files), key=lambda file: (file.name, file.sha256))
+        for file, other in pairwise(named):
+            if file.name == other.name:
+                raise StoreError(f"{prefix}: two different files named {file.name!r} were uploaded: give each its own")
+        content = content_digest({file.name: file.sha256 for file in named})
+        return cls(prefix, request, content, tuple(named), dict(provenance))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

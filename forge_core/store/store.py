@@ -17,14 +17,14 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from forge_core.store.backend import Backend, check_body, check_key, check_prefix
 from forge_core.store.cache import local_cache
-from forge_core.store.digests import canonical_json, content_digest, data_digest
+from forge_core.store.digests import canonical_json, data_digest
 from forge_core.store.errors import CorruptObject, IdentityError, NotFound, StoreError
 from forge_core.store.local import LocalBackend
 from forge_core.store.manifest import MANIFEST, File, Manifest, stored_name
@@ -145,11 +145,24 @@ class Store:
         prefix = check_prefix(prefix)
         if self.published(prefix):
             return self._manifest(prefix, request)
+        return self.publish_uploaded(prefix, self.upload(prefix, files), request=request, provenance=provenance)
+
+    def upload(self, prefix: str, files: Mapping[str, bytes | Path]) -> tuple[File, ...]:
+        """The first half of ``publish``: write the files. Several processes may each write a share of one object."""
+        prefix = check_prefix(prefix)
         for name in files:
             check_key(prefix + name)
-        written = tuple(self._write_file(prefix, name, data) for name, data in sorted(files.items()))
-        content = content_digest({file.name: file.sha256 for file in written})
-        manifest = Manifest(prefix, request, content, written, dict(provenance or {}))
+        return tuple(self._write_file(prefix, name, data) for name, data in sorted(files.items()))
+
+    def publish_uploaded(
+        self, prefix: str, files: Iterable[File], *, request: str, provenance: Mapping[str, Any] | None = None
+    ) -> Manifest:
+        """The second half of ``publish``: make an object of what ``upload`` wrote under ``prefix``, by all shares.
+
+        Returns and raises as ``publish`` does; StoreError when two shares hold different files of one name.
+        """
+        prefix = check_prefix(prefix)
+        manifest = Manifest.of(prefix, request, files, provenance or {})
         if self.put_new_json(prefix + MANIFEST, manifest.to_json()):
             return manifest
         return self._manifest(prefix, request)

@@ -256,3 +256,21 @@ def test_wait_for_ends_when_the_run_is_stopped(memory: Store) -> None:
     threading.Timer(0.1, stop.set, ("Ctrl-C",)).start()
     with pytest.raises(Stopped, match="Ctrl-C"):
         memory.wait_for("never", timeout_s=60, stop=stop)
+
+
+def test_an_object_uploaded_in_shares_is_the_one_published_whole(store: Store) -> None:
+    whole = store.publish("whole/", {"a": b"1", "b": b"2", "shared": b"3"}, request="r")
+    shares = [store.upload("shares/", {"b": b"2", "shared": b"3"}), store.upload("shares/", {"shared": b"3", "a": b"1"})]
+    assert not store.published("shares/")
+    manifest = store.publish_uploaded("shares/", [file for share in shares for file in share], request="r")
+    assert (manifest.content, [f.name for f in manifest.files]) == (whole.content, ["a", "b", "shared"])
+    assert store.open_published("shares/", request="r").read("b") == b"2"
+    with pytest.raises(IdentityError):
+        store.publish_uploaded("shares/", shares[0], request="other")
+
+
+def test_shares_that_disagree_about_a_file_make_no_object(memory: Store) -> None:
+    shares = [*memory.upload("torn/", {"config.json": b"1"}), *memory.upload("torn/", {"config.json": b"2"})]
+    with pytest.raises(StoreError, match=r"two different files named 'config\.json'"):
+        memory.publish_uploaded("torn/", shares, request="r")
+    assert not memory.published("torn/")
