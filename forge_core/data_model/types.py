@@ -40,7 +40,8 @@ class GenerationRequest:
     """One completion to sample.
 
     ``seed`` alone decides the random numbers of this request, whatever else shares its batch. ``priority`` orders
-    requests that wait (lower first: the batch number).
+    requests that wait (lower first: the batch number). ``min_version``: the oldest policy version that may sample its
+    first token; an engine that serves an older one refuses it.
     """
 
     request_id: str
@@ -48,6 +49,7 @@ class GenerationRequest:
     seed: int
     sampling: SamplingParams
     priority: int = 0
+    min_version: int = 0
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,10 @@ class Generator(Protocol):
         """The policy version that is served."""
         ...
 
+    def run(self, stop: StopToken) -> None:
+        """Serve until ``stop`` is set or the engine is shut down. Raises GenerationError when it cannot go on."""
+        ...
+
     def shutdown(self) -> None:
         """End the engine and free its memory. Idempotent."""
         ...
@@ -49,6 +53,16 @@ def check_requests(requests: Sequence[GenerationRequest], *, max_positions: int,
         problem = _problem(request, max_positions, vocab_size)
         if problem:
             raise ValueError(f"request {request.request_id}: {problem}")
+
+
+def check_versions(requests: Sequence[GenerationRequest], served: int) -> None:
+    """Raise ValueError naming the first request that version ``served`` is too old for."""
+    for request in requests:
+        if request.min_version > served:
+            raise ValueError(
+                f"request {request.request_id}: may be sampled by version {request.min_version} at least, but version "
+                f"{served} is served: update the weights first"
+            )
 
 
 def _problem(request: GenerationRequest, max_positions: int, vocab_size: int) -> str | None:

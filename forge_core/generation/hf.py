@@ -19,10 +19,10 @@ import torch
 
 from forge_core.data_model import Completion, GenerationRequest, VersionSpan
 from forge_core.engine_thread import EngineThread
-from forge_core.generation.base import GenerationError, check_requests
+from forge_core.generation.base import GenerationError, check_requests, check_versions
 from forge_core.generation.decoding import BatchDecoder, DeadlineReached, Decoded, make_batches
+from forge_core.generation.eos import eos_token_ids
 from forge_core.generation.sampling import is_truncated
-from forge_core.models.resolve import read_json
 from forge_core.models.weights import build_model, load_into, read_tensors
 from forge_core.stop import StopToken
 
@@ -67,6 +67,7 @@ class HFGenerator:
         """Sample one completion per request, in order; see the protocol for errors, stop and deadline."""
         config = self._config
         check_requests(requests, max_positions=config.max_position_embeddings, vocab_size=config.vocab_size)
+        check_versions(requests, self._version)
         if not requests:
             return []
         priority = min(r.priority for r in requests)
@@ -85,6 +86,10 @@ class HFGenerator:
     def get_version(self) -> int:
         return self._version
 
+    def run(self, stop: StopToken) -> None:
+        """Serve until ``stop`` is set; the engine's own thread does the work."""
+        stop.wait()
+
     def shutdown(self) -> None:
         self._thread.close()
         self._model = None
@@ -95,7 +100,7 @@ class HFGenerator:
         self._model = build_model(folder, dtype=dtype, device=device)
         self._config = self._model.config
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
-        self._eos_ids = _eos_ids(folder, self._config, self._tokenizer)
+        self._eos_ids = eos_token_ids(folder, self._config.eos_token_id, self._tokenizer)
         for layer in self._model.model.layers:
             layer.register_forward_pre_hook(lambda *_: self._guard())
 
@@ -167,11 +172,3 @@ def _check(stop: StopToken | None, deadline: float | None) -> None:
         stop.check()
     if deadline is not None and time.monotonic() > deadline:
         raise DeadlineReached
-
-
-def _eos_ids(folder: Path, config: Any, tokenizer: Any) -> list[int]:
-    """The tokens that end a response: those of generation_config.json (else config.json) and the tokenizer's."""
-    path = folder / "generation_config.json"
-    named = read_json(path).get("eos_token_id") if path.exists() else config.eos_token_id
-    listed = named if isinstance(named, list) else [named]
-    return sorted({i for i in [*listed, tokenizer.eos_token_id] if i is not None})

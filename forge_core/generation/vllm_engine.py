@@ -1,0 +1,310 @@
+"""The child process that owns one vLLM engine: ``python -m forge_core.generation.vllm_engine FD``.
+
+It serves one parent over the socket FD (:class:`forge_core.processes.channel.Channel`). Invariants:
+- Requests of any number of callers share one continuous batch, older batches first (priority scheduling).
+- Every request is salted with the version it is prefilled by, so a prefix cached under other weights is never hit.
+- A swap of weights happens between two steps of the engine. A request that has tokens keeps them and notes where the
+  new version starts; one that has none is prefilled again. Nothing finished is reported between a swap and its probe.
+- A request whose ``min_version`` is above the served version is refused.
+- A swap that fails ends this process: parameters may be half loaded. The parent starts it again on the last good
+  version.
+
+It touches vLLM's output processor for one thing only: how many tokens a request has at the moment of a swap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_core.processes.channel import Channel
+
+PROBE_PRIORITY = -(2**31)
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}  # mean |difference| of the probe's log-probabilities, in nats
+
+
+class ProbeFailed(RuntimeError):
+    """The engine does not compute what the trainer published."""
+
+
+@dataclass
+class Open:
+    """One request that is not finished. ``spans``: (version, first token) of each version that sampled for it."""
+
+    request: dict[str, Any]
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    attempt: int = 0
+    again: bool = False
+    aborted: bool = False
+
+    @property
+    def inner_id(self) -> str:
+        return f"{self.request['id']}#{self.attempt}"
+
+
+class EngineHost:
+    """See the module. ``version`` is the one that the engine was loaded with."""
+
+    def __init__(self, engine: Any, channel: Channel, version: int, dtype: str) -> None:
+        self.version = version
+        self._engine, self._channel, self._dtype = engine, channel, dtype
+        self._open: dict[str, Open] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._adding = 0
+        self._gate = asyncio.Event()  # closed while weights are swapped
+        self._gate.set()
+        self._held: list[dict[str, Any]] | None = None  # finished since the swap, waiting for its probe
+        self.ended = asyncio.Event()
+
+    def handle(self, message: tuple[str, Any]) -> None:
+        """Act on one message of the parent; called in the event loop."""
+        kind, body = message
+        if kind == "generate":
+            for request in body:
+                self._start(self._generate(Open(request)))
+        elif kind == "abort":
+            self._start(self._abort(body))
+        elif kind == "shutdown":
+            self.ended.set()
+        else:
+            self._start(self._answer(kind, body))
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished_task)
+
+    def _finished_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._channel.send(("died", f"{type(error).__name__}: {error}"))
+            self.ended.set()
+
+    async def _answer(self, kind: str, body: dict[str, Any]) -> None:
+        number = body.pop("call")
+        try:
+            result = await getattr(self, f"_on_{kind}")(**body)
+        except BaseException as error:
+            self._channel.send(("failed", (number, f"{type(error).__name__}: {error}")))
+            if kind != "config":
+                raise  # the engine's memory or weights are in an unknown state
+            return
+        self._channel.send(("reply", (number, result)))
+
+    # Requests -----------------------------------------------------------------------------------------------------
+
+    async def _generate(self, item: Open) -> None:
+        self._open[item.request["id"]] = item
+        try:
+            output = await self._run(item)
+            while item.again:
+                item.again, item.attempt = False, item.attempt + 1
+                output = await self._run(item)
+        except ValueError as error:  # vLLM's own checks of one request
+            self._report({"id": item.request["id"], "refused": str(error)})
+            return
+        finally:
+            del self._open[item.request["id"]]
+        self._report(_finished(item, output))
+
+    async def _run(self, item: Open) -> Any:
+        """Let the engine work on ``item`` until it ends or is taken back; its final output, None for no token."""
+        await self._gate.wait()
+        if item.aborted:
+            return None
+        request = item.request
+        if self.version < request["min_version"]:
+            raise ValueError(
+                f"this engine serves version {self.version}, and the batch may be sampled by version "
+                f"{request['min_version']} at least"
+            )
+        item.spans = [(self.version, 0)]
+        prompt = {"prompt_token_ids": request["prompt_ids"], "cache_salt": f"version-{self.version}"}
+        self._adding += 1
+        try:
+            queue = await self._engine.add_request(
+                item.inner_id, prompt, _sampling_params(request["params"]), priority=request["priority"]
+            )
+        finally:
+            self._adding -= 1
+        output = queue.get_nowait() or await queue.get()
+        while not output.finished:
+            output = await queue.get()
+        return output
+
+    async def _abort(self, ids: list[str]) -> None:
+        items = [self._open[name] for name in ids if name in self._open]
+        for item in items:
+            item.aborted, item.again = True, False
+        await self._engine.abort([item.inner_id for item in items])
+
+    def _report(self, finished: dict[str, Any]) -> None:
+        if self._held is not None:
+            self._held.append(finished)
+        else:
+            self._channel.send(("done", finished))
+
+    # Weights ------------------------------------------------------------------------------------------------------
+
+    async def _on_update(
+        self, version: int, folder: str, drain: bool, probe: dict[str, Any] | None
+    ) -> dict[str, float]:
+        """Swap to ``version``; the seconds of each phase."""
+        times = {}
+        started = time.monotonic()
+        self._gate.clear()
+        while self._adding:
+            await asyncio.sleep(0.001)
+        await self._engine.pause_generation(mode="wait" if drain else "keep", clear_cache=False)
+        times["pause"] = time.monotonic() - started
+        self._held = []
+        untouched = self._mark(version)
+        started = time.monotonic()
+        await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+        times["load"] = time.monotonic() - started
+        self.version = version
+        started = time.monotonic()
+        await self._engine.abort([item.inner_id for item in untouched])
+        await self._engine.resume_generation()
+        self._gate.set()
+        times["resume"] = time.monotonic() - started
+        started = time.monotonic()
+        await self._check(probe)
+        times["probe"] = time.monotonic() - started
+        held, self._held = self._held, None
+        for finished in held:
+            self._report(finished)
+        return times
+
+    def _mark(self, version: int) -> list[Open]:
+        """Note where ``version`` begins in every request that has tokens; those that have none, to be run again."""
+        processor, untouched = self._engine.output_processor, []
+        for item in self._open.values():
+            inner = processor.external_req_ids.get(item.inner_id)
+            if not inner:  # it waits at the gate, or has just finished
+                continue
+            count = processor.request_states[inner[0]].detokenizer.num_output_tokens()
+            if count:
+                item.spans.append((version, count))
+            elif not item.aborted:
+                item.again = True
+                untouched.append(item)
+        return untouched
+
+    async def _check(self, probe: dict[str, Any] | None) -> None:
+        """Compare the log-probabilities of the probe's tokens with the trainer's."""
+        if probe is None:
+            return
+        found = await self._prompt_logprobs(probe["token_ids"], f"probe-{self.version}")
+        differences = [abs(a - b) for a, b in zip(found, probe["logprobs"], strict=True)]
+        mean = sum(differences) / len(differences)
+        if not mean <= TOLERANCE[self._dtype]:
+            raise ProbeFailed(
+                f"after the swap to version {self.version} log-probabilities of the probe differ from the trainer's by "
+                f"{mean:.3g} on average (allowed: {TOLERANCE[self._dtype]}): the engine does not serve these weights"
+            )
+
+    async def _prompt_logprobs(self, token_ids: list[int], salt: str) -> list[float]:
+        from vllm import SamplingParams
+
+        prompt = {"prompt_token_ids": token_ids, "cache_salt": salt}
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, temperature=0.0)
+        name = f"{salt}-{time.monotonic_ns()}"
+        (output,) = [
+            o async for o in self._engine.generate(prompt, params, name, priority=PROBE_PRIORITY) if o.finished
+        ]
+        return [entry[token].logprob for token, entry in zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)]
+
+    async def _on_score(self, token_ids: list[int]) -> list[float]:
+        """Log-probability, at temperature 1, of each token after the first; never from a cache."""
+        return await self._prompt_logprobs(token_ids, f"score-{time.monotonic_ns()}")
+
+    # Memory and settings ------------------------------------------------------------------------------------------
+
+    async def _on_sleep(self) -> None:
+        await self._engine.sleep(level=1)
+
+    async def _on_wake(self) -> None:
+        await self._engine.wake_up()
+
+    async def _on_config(self) -> dict[str, Any]:
+        return _plain_config(self._engine.vllm_config)
+
+
+def _sampling_params(params: dict[str, Any]) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(**params, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def _finished(item: Open, output: Any) -> dict[str, Any]:
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    reason = "abort"
+    if output is not None:
+        (sequence,) = output.outputs
+        tokens = list(sequence.token_ids)
+        logprobs = [entry[token].logprob for token, entry in zip(tokens, sequence.logprobs or [], strict=True)]
+        reason = sequence.finish_reason or "abort"
+    return {"id": item.request["id"], "tokens": tokens, "logprobs": logprobs, "reason": reason, "spans": item.spans}
+
+
+def _plain_config(config: Any) -> dict[str, Any]:
+    """The parts of vLLM's configuration that decide speed and memory, as plain values."""
+    parts = {
+        name: getattr(config, f"{name}_config") for name in ("model", "cache", "parallel", "scheduler", "compilation")
+    }
+    return {
+        name: {k: v for k, v in vars(part).items() if isinstance(v, str | int | float | bool | type(None))}
+        for name, part in parts.items()
+    }
+
+
+async def serve(channel: Channel) -> None:
+    """Load the engine that the first message describes and serve until the parent ends it or is gone."""
+    start = await asyncio.to_thread(channel.receive)
+    from vllm import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    args = AsyncEngineArgs(**start["engine_args"])
+    engine = AsyncLLM.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
+    host = EngineHost(engine, channel, start["version"], start["engine_args"]["dtype"])
+    await host._check(start["probe"])
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        try:
+            while True:
+                loop.call_soon_threadsafe(host.handle, channel.receive())
+        except (EOFError, OSError):
+            loop.call_soon_threadsafe(host.ended.set)
+
+    channel.send(("ready", {"max_model_len": engine.model_config.max_model_len}))
+    threading.Thread(target=read, name="parent", daemon=True).start()
+    await host.ended.wait()
+    engine.shutdown()
+
+
+def main() -> None:
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        asyncio.run(serve(channel))
+    except BaseException as error:
+        channel.send(("died", f"{type(error).__name__}: {error}"))
+        raise
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)  # vLLM's threads need not end in order: the guard ends what is left
+
+
+if __name__ == "__main__":
+    main()

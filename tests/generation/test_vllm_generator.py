@@ -1,0 +1,410 @@
+"""The vLLM generator on a CPU, with real engines: parity, swaps of weights and their traps, deaths and restarts.
+
+One engine serves most tests (starting one takes 10 to 25 s); those that kill engines start their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from forge_core.data_model import Completion, GenerationRequest, SamplingParams
+from forge_core.generation.hf import HFGenerator
+from forge_core.generation.vllm import VLLMGenerator, VLLMSettings, version_spans
+from forge_core.models.errors import WeightsError
+from forge_core.stop import Stopped, StopToken
+from tests.generation.conftest import make_folder, request
+
+pytestmark = pytest.mark.engine
+SHAPE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32, "num_heads": 2, "num_kv_heads": 1}
+LENGTH = 640
+SLOTS = 16
+EXACT = 1e-4  # float32 log-probabilities of two engines, in nats
+
+
+class Versions:
+    """Model folders by policy version: different weights, a tied output matrix."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __call__(self, version: int) -> Path:
+        folder = self.root / str(version)
+        if not folder.exists():
+            make_folder(folder, seed=version, max_position_embeddings=LENGTH, **SHAPE)
+        return folder
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
+    return Versions(tmp_path_factory.mktemp("versions"))
+
+
+def settings(**changes) -> VLLMSettings:
+    args = {"max_num_seqs": SLOTS, "enable_prefix_caching": True, "block_size": 32}
+    return dataclasses.replace(VLLMSettings(max_model_len=LENGTH, engine_args=args, threads=2), **changes)
+
+
+@pytest.fixture(scope="module")
+def engine(versions: Versions, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMGenerator]:
+    logs = tmp_path_factory.mktemp("logs")
+    generator = VLLMGenerator(versions, version=0, settings=settings(), logs=logs)
+    yield generator
+    generator.shutdown()
+
+
+@pytest.fixture
+def endless(engine: VLLMGenerator, monkeypatch: pytest.MonkeyPatch) -> VLLMGenerator:
+    """The engine, with responses that run to their limit."""
+    monkeypatch.setattr(
+        engine, "_settings", dataclasses.replace(engine._settings, sampling_params={"ignore_eos": True})
+    )
+    return engine
+
+
+def next_version(engine: VLLMGenerator) -> int:
+    return engine.get_version() + 1
+
+
+def many(count: int, tokens: int, *, batch: int = 0, seed: int = 0, text: str = "12+3") -> list[GenerationRequest]:
+    sampling = SamplingParams(max_new_tokens=tokens)
+    ids = request(text).prompt_ids
+    return [GenerationRequest(f"{batch}/{seed}/{i}", ids, seed + i, sampling, batch) for i in range(count)]
+
+
+def transformers_logprobs(folder: Path, token_ids: list[int]) -> list[float]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([token_ids])).logits[0, :-1]
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(token_ids[1:])[:, None]).squeeze(1).tolist()
+
+
+def distance(a: list[float], b: list[float]) -> float:
+    return max(abs(x - y) for x, y in zip(a, b, strict=True))
+
+
+def in_background(work: Callable[[], list[Completion]]) -> tuple[threading.Thread, list[list[Completion]]]:
+    results: list[list[Completion]] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    return thread, results
+
+
+def running_tokens(engine: VLLMGenerator) -> None:
+    """Wait until the engine works on something."""
+    deadline = time.monotonic() + 30
+    while not engine._assigned:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.4)
+
+
+# Parity -----------------------------------------------------------------------------------------------------------
+
+
+def test_sampled_logprobs_equal_transformers(engine: VLLMGenerator, versions: Versions) -> None:
+    folder = versions(engine.get_version())
+    for completion in engine.generate([request("12+3", seed=s, max_new_tokens=40) for s in range(4)]):
+        prompt = completion.metadata["prompt_ids"]
+        expected = transformers_logprobs(folder, prompt + completion.token_ids)[len(prompt) - 1 :]
+        assert distance(completion.logprobs, expected) < EXACT
+
+
+def test_logprobs_are_those_of_the_temperature(engine: VLLMGenerator, versions: Versions) -> None:
+    (completion,) = engine.generate([request("12+3", temperature=0.5, max_new_tokens=30)])
+    prompt = completion.metadata["prompt_ids"]
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(versions(engine.get_version()), dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + completion.token_ids])).logits[0, len(prompt) - 1 : -1]
+    expected = torch.log_softmax(logits / 0.5, -1).gather(1, torch.tensor(completion.token_ids)[:, None]).squeeze(1)
+    assert distance(completion.logprobs, expected.tolist()) < EXACT
+
+
+def test_greedy_tokens_equal_transformers_and_the_trainer(engine: VLLMGenerator, versions: Versions) -> None:
+    from forge_core.reference.model import ReferenceModel
+
+    folder = versions(engine.get_version())
+    requests = [request(text, temperature=0.0, max_new_tokens=16) for text in ("12+3", "9,8,7:", "0=", "44+55=")]
+    embedded = HFGenerator(lambda version: folder, version=0)
+    ours, theirs = engine.generate(requests), embedded.generate(requests)
+    embedded.shutdown()
+    assert [c.token_ids for c in ours] == [c.token_ids for c in theirs]
+    trainer = ReferenceModel(folder, token_budget=LENGTH, seq_len=LENGTH)
+    trainer.setup()
+    samples = [(c.metadata["prompt_ids"], c.token_ids) for c in ours]
+    for completion, logprobs in zip(ours, trainer.forward(samples), strict=True):
+        assert distance(completion.logprobs, logprobs) < EXACT
+    vocabulary = range(21)  # greedy in the trainer too: no other token is likelier than the chosen one
+    prompt, response = samples[0]
+    for t in range(len(response)):
+        found = trainer.forward([(prompt + response[:t], [token]) for token in vocabulary])
+        assert max(vocabulary, key=lambda token: found[token][0]) == response[t]
+
+
+def test_a_request_is_a_function_of_its_seed(engine: VLLMGenerator) -> None:
+    alone = engine.generate([request("12+3", seed=5, max_new_tokens=30)])
+    crowd = engine.generate([request("12+3", seed=s, max_new_tokens=30) for s in range(10)])
+    assert crowd[5].token_ids == alone[0].token_ids
+    assert len({tuple(c.token_ids) for c in crowd}) > 5
+
+
+def test_a_response_ends_at_the_eos_token(engine: VLLMGenerator) -> None:
+    completions = engine.generate([request("12+3", seed=s, max_new_tokens=LENGTH - 10) for s in range(8)])
+    stopped = [c for c in completions if c.metadata["finish_reason"] == "stop"]
+    assert stopped
+    assert all(c.token_ids[-1] == engine.tokenizer.eos_token_id for c in stopped)
+    assert all(len(c.token_ids) == len(c.logprobs) for c in completions)
+
+
+# Requests ---------------------------------------------------------------------------------------------------------
+
+
+def test_too_long_requests_are_refused_before_submission(engine: VLLMGenerator) -> None:
+    with pytest.raises(ValueError, match=f"more than the model's {LENGTH} positions"):
+        engine.generate([request("12+3", max_new_tokens=LENGTH)])
+
+
+def test_work_that_the_bound_forbids_is_refused(engine: VLLMGenerator) -> None:
+    newer = dataclasses.replace(request("12+3"), min_version=next_version(engine))
+    with pytest.raises(ValueError, match="update the weights first"):
+        engine.generate([newer])
+
+
+def test_a_stop_ends_the_call_and_frees_the_engine(endless: VLLMGenerator) -> None:
+    stop = StopToken()
+    threading.Timer(0.3, stop.set, ["test"]).start()
+    started = time.monotonic()
+    with pytest.raises(Stopped):
+        endless.generate(many(64, 600), stop=stop)
+    assert time.monotonic() - started < 3
+    started = time.monotonic()
+    endless.generate([request("12+3", max_new_tokens=5)])
+    assert time.monotonic() - started < 3  # the 64 are gone
+
+
+def test_at_the_deadline_unfinished_requests_come_back_as_they_are(endless: VLLMGenerator) -> None:
+    completions = endless.generate(many(3 * SLOTS, 600), deadline_s=1.0)
+    reasons = [c.metadata["finish_reason"] for c in completions]
+    assert set(reasons) == {"aborted"}
+    lengths = [len(c.token_ids) for c in completions]
+    assert 0 < max(lengths) < 600  # what ran has its tokens
+    assert min(lengths) == 0  # what waited has none
+
+
+def test_older_batches_go_first(endless: VLLMGenerator) -> None:
+    young, _ = in_background(lambda: endless.generate(many(4 * SLOTS, 120, batch=7)))
+    running_tokens(endless)
+    started = time.monotonic()
+    endless.generate(many(4, 20, batch=6))
+    waited = time.monotonic() - started
+    assert young.is_alive(), "the younger batch had more work than that"
+    young.join()
+    assert waited < time.monotonic() - started
+
+
+# Weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_update_serves_the_new_weights_and_not_the_old(engine: VLLMGenerator, versions: Versions) -> None:
+    """Also for a tied output matrix, of which vLLM keeps a packed copy on the CPU, and for a cached prefix."""
+    old, new = engine.get_version(), next_version(engine)
+    tokens = list(request("1234567890" * 20 + "=").prompt_ids)  # several blocks of the prefix cache
+    prompt = GenerationRequest("cached", tuple(tokens), 0, SamplingParams(max_new_tokens=24))
+    engine.generate([prompt])  # cached under the old weights
+    engine.update_weights(new)
+    (after,) = engine.generate([prompt])
+    everything = tokens + after.token_ids
+    expected = transformers_logprobs(versions(new), everything)[len(tokens) - 1 :]
+    stale = transformers_logprobs(versions(old), everything)[len(tokens) - 1 :]
+    assert distance(after.logprobs, expected) < EXACT
+    assert distance(after.logprobs, stale) > 0.1
+    assert (after.metadata["policy_version"], engine.get_version()) == (new, new)
+
+
+def test_a_running_response_goes_on_with_the_new_weights(endless: VLLMGenerator, versions: Versions) -> None:
+    old, new = endless.get_version(), next_version(endless)
+    thread, results = in_background(lambda: endless.generate(many(2 * SLOTS, 200)))
+    running_tokens(endless)
+    endless.update_weights(new)
+    thread.join()
+    (completions,) = results
+    crossed = [c for c in completions if len(c.metadata["version_spans"]) == 2]
+    waited = [c for c in completions if c.metadata["policy_version"] == new]
+    assert len(crossed) == SLOTS
+    assert len(waited) == SLOTS
+    for completion in crossed:
+        first, second = completion.metadata["version_spans"]
+        assert (first.version, first.start, second.version, second.end) == (old, 0, new, 200)
+        assert first.end == second.start
+        prompt = completion.metadata["prompt_ids"]
+        before = transformers_logprobs(versions(old), prompt + completion.token_ids)[len(prompt) - 1 :]
+        assert distance(completion.logprobs[: first.end], before[: first.end]) < EXACT  # to the token: spans are exact
+        assert abs(completion.logprobs[first.end] - before[first.end]) > EXACT
+    prompt = waited[0].metadata["prompt_ids"]  # what had not begun is computed by the new weights alone
+    expected = transformers_logprobs(versions(new), prompt + waited[0].token_ids)[len(prompt) - 1 :]
+    assert distance(waited[0].logprobs, expected) < EXACT
+
+
+def test_drain_finishes_what_runs_with_the_old_weights(endless: VLLMGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = endless.get_version(), next_version(endless)
+    monkeypatch.setattr(endless, "_settings", dataclasses.replace(endless._settings, drain=True))
+    thread, results = in_background(lambda: endless.generate(many(SLOTS, 150)))
+    running_tokens(endless)
+    endless.update_weights(new)
+    thread.join()
+    assert {s.version for c in results[0] for s in c.metadata["version_spans"]} == {old}
+    assert endless.generate([request("1")])[0].metadata["policy_version"] == new
+
+
+def test_versions_only_grow(engine: VLLMGenerator) -> None:
+    served = engine.get_version()
+    engine.update_weights(served)
+    engine.update_weights(served + 1)
+    with pytest.raises(ValueError, match="not newer"):
+        engine.update_weights(served)
+
+
+def _missing_tensor(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _other_shape(folder: Path) -> None:
+    shutil.rmtree(folder)
+    make_folder(folder, **{**SHAPE, "intermediate_size": 96})
+
+
+def _half_written(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def _no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("spoil", [_missing_tensor, _other_shape, _half_written, _no_weights])
+def test_weights_that_do_not_fit_are_refused_and_the_old_serve_on(
+    engine: VLLMGenerator, versions: Versions, tmp_path: Path, spoil: Callable[[Path], None], monkeypatch
+) -> None:
+    """vLLM itself would load half of them and die at the next step."""
+    served = engine.get_version()
+    bad = shutil.copytree(versions(served + 1), tmp_path / "bad")
+    spoil(bad)
+    before = engine.score(list(request("12+3=").prompt_ids))
+    monkeypatch.setattr(engine, "_weights", lambda version: bad)
+    with pytest.raises(WeightsError):
+        engine.update_weights(served + 1)
+    assert engine.get_version() == served
+    assert engine.score(list(request("12+3=").prompt_ids)) == before
+    assert engine._restarts == [0]
+
+
+def test_the_configuration_of_vllm_is_shown(engine: VLLMGenerator) -> None:
+    config = engine.get_vllm_config()
+    assert config["scheduler"]["max_num_seqs"] == SLOTS
+    assert config["model"]["max_model_len"] == LENGTH
+
+
+def test_run_serves_until_it_is_stopped(engine: VLLMGenerator) -> None:
+    stop = StopToken()
+    threading.Timer(0.3, stop.set, ["test"]).start()
+    engine.run(stop)
+    assert stop.is_set()
+
+
+# Faults: these tests kill engines -----------------------------------------------------------------------------------
+
+
+def engine_processes(pid: int) -> list[psutil.Process]:
+    return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+
+
+def test_faults_of_one_engine(versions: Versions, tmp_path: Path) -> None:
+    """A failed probe, then a dead core: each time the engine comes back on the last good version. (20 s a start)"""
+    folders = Versions(tmp_path / "own")
+    generator = VLLMGenerator(
+        folders, version=0, settings=settings(sampling_params={"ignore_eos": True}), logs=tmp_path
+    )
+    try:
+        before = generator.score(list(request("12+3=").prompt_ids))
+        tokens = list(request("12+3=").prompt_ids)
+        probe = {"token_ids": tokens, "logprobs": [x + 0.5 for x in transformers_logprobs(folders(1), tokens)]}
+        (folders(1) / "probe.json").write_text(json.dumps(probe))
+        thread, results = in_background(lambda: generator.generate(many(4, 150)))
+        running_tokens(generator)
+        with pytest.raises(WeightsError, match="version 0 keeps serving"):
+            generator.update_weights(1)
+        thread.join()  # sampled again by the restarted engine
+        assert {s.version for c in results[0] for s in c.metadata["version_spans"]} == {0}
+        assert generator.score(tokens) == before
+        probe["logprobs"] = transformers_logprobs(folders(1), tokens)
+        (folders(1) / "probe.json").write_text(json.dumps(probe))
+        generator.update_weights(1)
+        thread, results = in_background(lambda: generator.generate(many(4, 150)))
+        running_tokens(generator)
+        (replica,) = generator._live()
+        family = engine_processes(replica.group.pid)
+        core = next(p for p in family if "EngineCore" in " ".join(p.cmdline()) or "EngineCore" in p.name())
+        core.kill()
+        thread.join()
+        assert {c.metadata["policy_version"] for c in results[0]} == {1}
+        psutil.wait_procs(family, timeout=10)
+        assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    finally:
+        generator.shutdown()
+
+
+def test_two_engines_and_a_killed_owner(tmp_path: Path) -> None:
+    """Requests are divided; a killed engine's are sampled by the other; nothing survives a killed owner. (40 s)"""
+    report = tmp_path / "report.json"
+    owner = subprocess.Popen([sys.executable, "-m", "tests.generation.vllm_owner", str(tmp_path), str(report)])
+    try:
+        deadline = time.monotonic() + 180
+        while not report.exists():
+            assert time.monotonic() < deadline
+            assert owner.poll() is None, (tmp_path / "vllm-0.log").read_text()[-2000:]
+            time.sleep(0.1)
+        found = json.loads(report.read_text())
+        assert found["divided"] == [16, 16]
+        assert found["prompts_apart"] == 0
+        assert found["completed"] == 32
+        assert found["restarted"]
+        family = psutil.Process(owner.pid).children(recursive=True)
+        assert len(family) > 4
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    finally:
+        if owner.poll() is None:
+            os.kill(owner.pid, signal.SIGKILL)
+
+
+# Small parts --------------------------------------------------------------------------------------------------------
+
+
+def test_version_spans() -> None:
+    assert version_spans([(3, 0)], 0) == []
+    spans = version_spans([(3, 0), (4, 5), (5, 5), (6, 9)], 9)
+    assert [(s.version, s.start, s.end) for s in spans] == [(3, 0, 5), (5, 5, 9)]
