@@ -4,8 +4,8 @@ A path is a key that ``check_key`` accepted, below the root of the backend. Ever
 - ``create``: of any number of concurrent writers of one path exactly one gets True, and readers see its whole body or
   nothing. ``nonce`` is unique to the call: a writer whose reply was lost still learns that it won.
 - ``write``: replaces whole or not at all; only called with names that hold the digest of their content.
-- ``read`` and ``download`` raise ``NotFound``; ``delete`` of a missing path does nothing; ``list`` gives the paths
-  below a folder ("" is the root) and is never cached.
+- ``read``, ``read_range`` and ``download`` raise ``NotFound``; a range ends where the object ends at the latest.
+  ``delete`` of a missing path does nothing; ``list`` gives the paths below a folder ("" is the root), never cached.
 - Failures of the service are ``StoreError``s that name the path and the remedy; passing ones are tried again first.
 - Everything may be called from many threads at once.
 """
@@ -22,14 +22,17 @@ PUT_NEW_LIMIT = 8 * 1024 * 1024  # bytes; from there on S3 clients upload in par
 
 
 class Backend(Protocol):
-    """``longest_poll_s`` is the longest pause, in seconds, of a sensor that waits for an object."""
+    """``longest_poll_s`` is the longest pause, in seconds, of a sensor that waits for an object. ``folder`` is that of
+    the root where objects are plain files, else None."""
 
     uri: str
     longest_poll_s: float
+    folder: Path | None
 
     def create(self, path: str, body: bytes, nonce: str) -> bool: ...
     def write(self, path: str, data: bytes | Path) -> None: ...
     def read(self, path: str) -> bytes: ...
+    def read_range(self, path: str, start: int, end: int) -> bytes: ...
     def download(self, path: str, target: Path) -> None: ...
     def exists(self, path: str) -> bool: ...
     def list(self, folder: str) -> builtins.list[str]: ...

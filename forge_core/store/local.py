@@ -34,6 +34,7 @@ class LocalBackend:
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.abspath(root))
+        self.folder: Path | None = self.root
         self.uri = f"file://{self.root}"
         self._remove_stale()
 
@@ -48,6 +49,11 @@ class LocalBackend:
     def read(self, path: str) -> bytes:
         with self._reading(path):
             return (self.root / path).read_bytes()
+
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        with self._reading(path), (self.root / path).open("rb") as file:
+            file.seek(start)
+            return file.read(end - start)
 
     def download(self, path: str, target: Path) -> None:
         """A hard link where it is possible: it takes no space, and outlives the deletion of the object."""

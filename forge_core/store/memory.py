@@ -19,6 +19,7 @@ _LOCK = threading.RLock()  # fsspec keeps one process-wide dictionary for all me
 
 class MemoryBackend:
     longest_poll_s = 0.05
+    folder: Path | None = None
 
     def __init__(self, name: str) -> None:
         self.uri = f"memory://{name}"
@@ -42,6 +43,12 @@ class MemoryBackend:
             if not self.exists(path):
                 raise NotFound(self.uri, path)
             return self._fs.cat_file(f"{self._root}/{path}")
+
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        with _LOCK:
+            if not self.exists(path):
+                raise NotFound(self.uri, path)
+            return self._fs.cat_file(f"{self._root}/{path}", start, end)
 
     def download(self, path: str, target: Path) -> None:
         target.write_bytes(self.read(path))

@@ -62,6 +62,7 @@ def _file_system(process: int, settings: tuple[tuple[str, str], ...]) -> s3fs.S3
 
 class S3Backend:
     longest_poll_s = 2.0
+    folder: Path | None = None
 
     def __init__(self, bucket: str, prefix: str) -> None:
         self.bucket = bucket
@@ -87,6 +88,12 @@ class S3Backend:
 
     def read(self, path: str) -> bytes:
         return self._call(path, lambda: self._fs.cat_file(self._url(path)))
+
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        try:
+            return self._call(path, lambda: self._fs.cat_file(self._url(path), start=start, end=end))
+        except _BeyondEnd:
+            return b""
 
     def download(self, path: str, target: Path) -> None:
         self._call(path, lambda: self._fs.get_file(self._url(path), str(target)))
@@ -165,6 +172,8 @@ class S3Backend:
             return NotFound(self.uri, path)
         if status == 412:
             return _Exists(path)
+        if status == 416:
+            return _BeyondEnd(path)
         if status in (401, 403):
             return StoreError(
                 f"{where}: S3 refused ({code}: {error}): check {_CREDENTIALS}, and that this user may "
@@ -182,6 +191,10 @@ class S3Backend:
 
 class _Exists(Exception):
     """The server answered 412: there is an object with this key."""
+
+
+class _BeyondEnd(Exception):
+    """The server answered 416: the object ends before the range begins."""
 
 
 def _response(error: Exception) -> dict[str, Any]:

@@ -17,10 +17,10 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from forge_core.store.backend import Backend, check_body, check_key, check_prefix
 from forge_core.store.cache import local_cache
@@ -28,9 +28,9 @@ from forge_core.store.digests import canonical_json, data_digest
 from forge_core.store.errors import CorruptObject, IdentityError, NotFound, StoreError
 from forge_core.store.local import LocalBackend
 from forge_core.store.manifest import MANIFEST, File, Manifest, stored_name
+from forge_core.store.published import Published
 
 FIRST_POLL_S = 0.02
-Data = TypeVar("Data", bytes, Path)
 _PROBED: set[str] = set()
 _PROBE_LOCK = threading.Lock()
 
@@ -85,6 +85,11 @@ class Store:
         self._backend = backend
         self.uri = backend.uri
 
+    @property
+    def folder(self) -> Path | None:
+        """The root of a store of plain files; None where objects are no files of this host."""
+        return self._backend.folder
+
     def put_new(self, key: str, data: bytes) -> bool:
         """Create ``key`` with ``data`` (1 byte to under 8 MiB). True: this call created it. False: it was there."""
         return self._backend.create(check_key(key), check_body(key, data), uuid.uuid4().hex)
@@ -114,6 +119,11 @@ class Store:
             raise CorruptObject(f"{key} in the store {self.uri} is not a JSON object")
         value.pop("nonce", None)
         return value
+
+    def read_range(self, key: str, start: int, end: int) -> bytes:
+        """Bytes ``start`` (0 or more) to ``end`` (exclusive, after ``start``) of ``key``: fewer where it ends before.
+        Raises NotFound."""
+        return self._backend.read_range(check_key(key), start, end)
 
     def exists(self, key: str) -> bool:
         """Whether ``key`` exists now (never answered from a cache)."""
@@ -171,6 +181,10 @@ class Store:
         """The object ``prefix``. Raises NotFound when nothing is published there, IdentityError when it was made for
         another ``request``, CorruptObject when its manifest is unreadable."""
         return Published(self._backend, self._manifest(check_prefix(prefix), request))
+
+    def described(self, manifest: Manifest) -> Published:
+        """The object whose ``manifest`` the caller has read before."""
+        return Published(self._backend, manifest)
 
     def published(self, prefix: str) -> bool:
         """Whether the object ``prefix`` is complete."""
@@ -234,54 +248,6 @@ class Store:
                 "its inputs or settings differ; use another run.id, or the inputs and settings that it was made with"
             )
         return manifest
-
-
-class Published:
-    """A published object: its manifest, and its files by their plain names."""
-
-    def __init__(self, backend: Backend, manifest: Manifest) -> None:
-        self._backend = backend
-        self.manifest = manifest
-
-    @property
-    def files(self) -> list[str]:
-        return [file.name for file in self.manifest.files]
-
-    def read(self, name: str) -> bytes:
-        """The content of the file ``name``. Raises KeyError, and CorruptObject when it is not what was published."""
-        file = self.manifest.file(name)
-        with self._listed(file):
-            data = self._backend.read(file.key)
-        return self._checked(file, data)
-
-    def copy_to(self, folder: Path) -> None:
-        """Put all files into ``folder`` (as hard links where possible), digests checked. Raises CorruptObject."""
-        for file in self.manifest.files:
-            target = folder / file.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with self._listed(file):
-                self._backend.download(file.key, target)
-            self._checked(file, target)
-
-    def _checked(self, file: File, data: Data) -> Data:
-        sha256, size = data_digest(data)
-        if (sha256, size) != (file.sha256, file.size):
-            raise CorruptObject(
-                f"{file.key} in the store {self._backend.uri} is damaged: it has {size} bytes with sha256 {sha256}, "
-                f"its manifest says {file.size} and {file.sha256}: restore it, or delete {self.manifest.prefix}"
-                f"{MANIFEST} to have it made again"
-            )
-        return data
-
-    @contextmanager
-    def _listed(self, file: File) -> Iterator[None]:
-        try:
-            yield
-        except NotFound as error:
-            raise CorruptObject(
-                f"{file.key} in the store {self._backend.uri} is missing although the manifest of "
-                f"{self.manifest.prefix} lists it: restore it, or delete that manifest to have it made again"
-            ) from error
 
 
 def _sleep(seconds: float, stop: Stop | None) -> None:
