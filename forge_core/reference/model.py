@@ -43,7 +43,7 @@ class ReferenceModel:
     def setup(self) -> None:
         """Load the weights. Raises ValueError for a folder that the model code cannot compute exactly."""
         arch = read_architecture(self.model_dir)
-        from forge_core.training.titan_compat import build_frozen
+        from forge_core.training.titan_parallel import build_frozen
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)

@@ -18,7 +18,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from forge_core.training.architecture import Architecture, hf_names
 
@@ -37,6 +38,12 @@ _COMPANIONS = (
 )
 
 
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters under names that do not depend on how layers are wrapped (for activation checkpointing)."""
+    for name, parameter in model.named_parameters():
+        yield name.replace("_checkpoint_wrapped_module.", ""), parameter
+
+
 def full_tensor(tensor: Tensor) -> Tensor:
     """The whole tensor, gathered where it is sharded."""
     tensor = tensor.detach()
@@ -46,7 +53,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def load_weights(model: nn.Module, arch: Architecture, model_dir: Path) -> None:
     """Copy the folder's tensors into ``model`` (each rank keeps its shard). Raises ValueError as the module says."""
-    parameters = dict(model.named_parameters())
+    parameters = dict(named_parameters(model))
     waiting = {theirs: parameters[ours] for ours, theirs in hf_names(arch).items()}
     unexpected = []
     tied_head: Tensor | None = None
@@ -73,7 +80,7 @@ def export(model: nn.Module, arch: Architecture, source: Path, folder: Path, dty
     """Write the model to ``folder`` in type ``dtype``; configuration and tokenizer files come from ``source``."""
     folder.mkdir(parents=True, exist_ok=True)
     torch_dtype = getattr(torch, dtype)
-    parameters = dict(model.named_parameters())
+    parameters = dict(named_parameters(model))
     named = {theirs: parameters[ours] for ours, theirs in hf_names(arch).items()}
     shards = plan_shards({name: p.numel() * torch_dtype.itemsize for name, p in named.items()}, shard_bytes)
     weight_map: dict[str, str] = {}
@@ -123,8 +130,11 @@ def _copy(parameter: Tensor, tensor: Tensor, name: str, model_dir: Path) -> None
     if parameter.shape != tensor.shape:
         raise ValueError(f"{model_dir}: {name} is {list(tensor.shape)}; config.json makes it {list(parameter.shape)}")
     if isinstance(parameter, DTensor):  # every rank has read the tensor; it keeps its part without communication
-        tensor = tensor.to(parameter.device, parameter.dtype)
-        tensor = distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        mesh, placements = parameter.device_mesh, parameter.placements
+        shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+        parts = tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))
+        parameter.to_local().copy_(tensor[parts])
+        return
     parameter.copy_(tensor)
 
 

@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from forge_core.training.hf_io import named_parameters
 from forge_core.training.settings import TrainerSettings
 
 
@@ -53,7 +54,7 @@ def build_optimizer(model: nn.Module, settings: TrainerSettings) -> torch.optim.
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Parameters and optimizer state under unique names; writing into these tensors changes the trainer."""
     tensors: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model):
         tensors[f"model.{name}"] = parameter.detach()
         for key, value in optimizer.state[parameter].items():
             tensors[f"optimizer.{name}.{key}"] = value

@@ -7,17 +7,21 @@ Guarantees:
   bits where the budget allows, so a run meets few shapes and pads by at most an eighth in each direction.
 - A document of n tokens makes n - 1 predictions, so it occupies n - 1 positions: its last token is only a target.
 
-Layout. Documents are taken longest first (ties in order). The longest one left decides the row length; the
+Layout for any shape (``fixed=False``). Documents are taken longest first (ties in order). The longest one left decides the row length; the
 following ones fill its rows, several to a row where they fit. A micro-batch is closed early when the next document is
 shorter than a quarter of the row, because dense attention costs ``row_len`` per token: 512 documents of 14 tokens
 become one ``[512, 13]`` batch and not rows of thousands of tokens under an O(L^2) mask.
+
+Layout for compiled code and GPU kernels (``fixed=True``), which want few shapes: every micro-batch has one of two. One
+document a row of ``seq_len`` positions where that takes no more micro-batches (it needs no mask); else all documents in
+one row of ``token_budget`` positions, each document in the first micro-batch that has room, longest first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -48,19 +52,45 @@ class Sample:
     proximal_logprobs: list[float] | None = None
 
 
-def pack(samples: Sequence[Sample], token_budget: int, pad_id: int, seq_len: int) -> list[TextTrainBatch]:
+@dataclass(frozen=True)
+class Layout:
+    """Where documents go: ``rows[r]`` are the documents of row r in order, the remaining rows are padding."""
+
+    rows: list[list[int]]
+    row_len: int
+    height: int
+
+
+def pack(
+    samples: Sequence[Sample], token_budget: int, pad_id: int, seq_len: int, *, fixed: bool = False
+) -> list[TextTrainBatch]:
     """Micro-batches of at most ``token_budget`` positions that hold every sample once.
 
     ``seq_len``: the longest document allowed, in tokens. Raises ValueError when a sample is longer than that or than
     the budget, shorter than two tokens, has lists of different lengths, or when only some have log-probabilities.
     """
-    _check(samples, token_budget, seq_len)
-    waiting = sorted(range(len(samples)), key=lambda i: -len(samples[i].tokens))  # stable: ties stay in order
-    batches = []
+    check(samples, token_budget, seq_len)
+    layouts = lay_out(samples, range(len(samples)), token_budget, seq_len, fixed=fixed)
+    return [build(samples, layout, pad_id) for layout in layouts]
+
+
+def lay_out(
+    samples: Sequence[Sample], members: Iterable[int], token_budget: int, seq_len: int, *, fixed: bool
+) -> list[Layout]:
+    """The micro-batches of the documents ``members`` (indices into ``samples``)."""
+    waiting = sorted(members, key=lambda i: -len(samples[i].tokens))  # stable: ties stay in order
+    if fixed:
+        return _fixed_layouts(samples, waiting, token_budget, seq_len)
+    layouts = []
     while waiting:
         row_len, rows, waiting = _fill(samples, waiting, token_budget)
-        batches.append(_build(samples, rows, row_len, token_budget, pad_id))
-    return batches
+        layouts.append(Layout(rows, row_len, min(round_up(len(rows)), token_budget // row_len)))
+    return layouts
+
+
+def empty_layout(like: Layout | None) -> Layout:
+    """A micro-batch without documents, in the shape of another (None: the smallest)."""
+    return Layout([], 1, 1) if like is None else Layout([], like.row_len, like.height)
 
 
 def round_up(n: int) -> int:
@@ -100,11 +130,30 @@ def _fill(samples: Sequence[Sample], waiting: list[int], budget: int) -> tuple[i
     return row_len, rows, []
 
 
-def _build(samples: Sequence[Sample], rows: list[list[int]], row_len: int, budget: int, pad_id: int) -> TextTrainBatch:
-    height = min(round_up(len(rows)), budget // row_len)
+def _fixed_layouts(samples: Sequence[Sample], waiting: list[int], budget: int, seq_len: int) -> list[Layout]:
+    height = max(budget // seq_len, 1)
+    alone = [waiting[i : i + height] for i in range(0, len(waiting), height)]
+    shared: list[list[int]] = []
+    free: list[int] = []
+    for index in waiting:
+        length = _positions(samples[index])
+        place = next((i for i, room in enumerate(free) if room >= length), len(free))
+        if place == len(free):
+            shared.append([])
+            free.append(budget)
+        shared[place].append(index)
+        free[place] -= length
+    if len(alone) <= len(shared):
+        return [Layout([[index] for index in members], min(seq_len, budget), height) for members in alone]
+    return [Layout([members], budget, 1) for members in shared]
+
+
+def build(samples: Sequence[Sample], layout: Layout, pad_id: int) -> TextTrainBatch:
+    """The tensors of one micro-batch."""
+    rows, row_len, height = layout.rows, layout.row_len, layout.height
     order = [index for row in rows for index in row]
-    lengths = np.array([_positions(samples[index]) for index in order])
-    starts = np.concatenate([row * row_len + _starts(samples, members) for row, members in enumerate(rows)])
+    lengths = np.array([_positions(samples[index]) for index in order], int)
+    starts = np.array([s for row, members in enumerate(rows) for s in _starts(samples, members, row * row_len)], int)
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     places = np.repeat(starts, lengths) + within
 
@@ -127,17 +176,18 @@ def _build(samples: Sequence[Sample], rows: list[list[int]], row_len: int, budge
         generator_logprobs=logprobs("generator_logprobs"),
         ref_logprobs=logprobs("ref_logprobs"),
         position_ids=column(within, 0, np.int64),
-        document_ids=column(np.repeat(np.array(order), lengths), -1, np.int64),
+        document_ids=column(np.repeat(np.array(order, int), lengths), -1, np.int64),
         proximal_logprobs=logprobs("proximal_logprobs"),
     )
 
 
-def _starts(samples: Sequence[Sample], members: list[int]) -> np.ndarray:
-    """Where in its row each document begins."""
-    return np.cumsum([0] + [_positions(samples[index]) for index in members[:-1]])
+def _starts(samples: Sequence[Sample], members: list[int], start: int) -> Iterable[int]:
+    """Where each document of a row begins, the row beginning at ``start``."""
+    return accumulate((_positions(samples[index]) for index in members[:-1]), initial=start) if members else ()
 
 
-def _check(samples: Sequence[Sample], token_budget: int, seq_len: int) -> None:
+def check(samples: Sequence[Sample], token_budget: int, seq_len: int) -> None:
+    """Raises ValueError as ``pack`` says."""
     for index, sample in enumerate(samples):
         length = len(sample.tokens)
         if not 2 <= length <= seq_len:

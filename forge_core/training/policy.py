@@ -5,42 +5,80 @@ Guarantees:
   rounding.
 - Trainer and reference call the same functions on the same layout, so equal weights give bitwise equal
   log-probabilities.
+- Nothing waits for the device before all micro-batches are under way: what decides how to compute is read from the
+  batch on the CPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from forge_core.data_model import TextTrainBatch
 from forge_core.stop import StopToken
-from forge_core.training.packing import documents
+from forge_core.training.attention import document_mask, one_document_a_row
+from forge_core.training.collectives import check_stop
+from forge_core.training.packing import PAD_ID, documents
 
 if TYPE_CHECKING:
     from forge_core.training.titan_compat import PolicyModel
 
+_PADDING = {"input_ids": PAD_ID, "document_ids": -1}
 
-def to_device(batch: TextTrainBatch, device: torch.device) -> TextTrainBatch:
-    """The batch with every tensor on ``device``."""
+
+@dataclass(frozen=True)
+class Prepared:
+    """A micro-batch on the device, and how to compute it.
+
+    ``index_N`` are the flat positions that count, ``target_N`` their targets. ``positions`` and ``mask`` are None where
+    every row holds one document.
+    """
+
+    batch: TextTrainBatch
+    index_N: Tensor
+    target_N: Tensor
+    positions: Tensor | None
+    mask: Any
+
+
+def prepare(batch: TextTrainBatch, device: torch.device, dtype: torch.dtype) -> Prepared:
+    """``batch`` on ``device``; the transfer does not wait when the batch is on the CPU."""
+    index_N = batch.target_mask.flatten().nonzero().squeeze(1)
+    target_N = batch.target_ids.flatten()[index_N]
+    plain = one_document_a_row(batch.document_ids)
     tensors = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    return dataclasses.replace(batch, **{name: t.to(device) for name, t in tensors.items() if t is not None})
+    moved = {name: _moved(tensor, device) for name, tensor in tensors.items() if tensor is not None}
+    there = dataclasses.replace(batch, **moved)
+    mask = None if plain or there.document_ids is None else document_mask(there.document_ids, dtype)
+    positions = None if plain else there.position_ids
+    return Prepared(there, _moved(index_N, device), _moved(target_N, device), positions, mask)
 
 
-def logits(model: PolicyModel, batch: TextTrainBatch, dtype: torch.dtype) -> Tensor:
+def padded(batch: TextTrainBatch, multiple: int) -> TextTrainBatch:
+    """The batch with rows of a length that ``multiple`` divides."""
+    missing = -batch.input_ids.shape[1] % multiple
+    if missing == 0:
+        return batch
+    tensors = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    longer = {n: F.pad(t, (0, missing), value=_PADDING.get(n, 0)) for n, t in tensors.items() if t is not None}
+    return dataclasses.replace(batch, **longer)
+
+
+def logits(model: PolicyModel, prepared: Prepared) -> Tensor:
     """All logits, ``[B, T, V]`` in the compute type: for losses that need them; large for a large vocabulary."""
-    positions, mask = _attention(batch, dtype)
-    result = model(batch.input_ids, positions, mask)
+    result = model(prepared.batch.input_ids, prepared.positions, prepared.mask)
     assert isinstance(result, Tensor)
-    return result
+    return result.full_tensor() if isinstance(result, DTensor) else result
 
 
-def logprobs(
-    model: PolicyModel, batch: TextTrainBatch, dtype: torch.dtype, temperature: float
-) -> tuple[Tensor, Tensor]:
+def logprobs(model: PolicyModel, prepared: Prepared, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities of ``target_ids`` and entropies, ``[B, T]`` float32, zero where ``target_mask`` is 0.
 
     Logits are divided by ``temperature`` (above 0, else ValueError). Masked positions never reach the output matrix.
@@ -49,12 +87,11 @@ def logprobs(
 
     if temperature <= 0:
         raise ValueError(f"temperature is {temperature}; log-probabilities need one above 0")
-    index_N = batch.target_mask.flatten().nonzero().squeeze(1)
-    query = HeadQuery(index_N, batch.target_ids.flatten()[index_N], temperature)
-    positions, mask = _attention(batch, dtype)
-    zeros = torch.zeros(batch.target_mask.numel(), device=index_N.device)
-    found = model(batch.input_ids, positions, mask, query)
-    logprobs_BT, entropy_BT = (zeros.index_put((index_N,), x_N).view_as(batch.target_mask) for x_N in found)
+    query = HeadQuery(prepared.index_N, prepared.target_N, temperature)
+    mask_BT = prepared.batch.target_mask
+    zeros = torch.zeros(mask_BT.numel(), device=mask_BT.device)
+    found = model(prepared.batch.input_ids, prepared.positions, prepared.mask, query)
+    logprobs_BT, entropy_BT = (zeros.index_put((prepared.index_N,), x_N).view_as(mask_BT) for x_N in found)
     return logprobs_BT, entropy_BT
 
 
@@ -66,17 +103,22 @@ def document_logprobs(
     temperature: float,
     device: torch.device,
     stop: StopToken | None = None,
+    *,
+    count: int | None = None,
+    together: bool = False,
 ) -> list[list[float]]:
     """Log-probabilities at the masked-in positions of every document, in order of ``document_ids`` (or of rows).
 
-    Raises ``Stopped`` between micro-batches when ``stop`` is set.
+    ``count``: how many documents there are; left out: those of the batches. Raises ``Stopped`` between micro-batches
+    when ``stop`` is set (``together``: on any rank of the process group, all of which make this call).
     """
-    results: list[list[float]] = [[] for _ in range(documents(batches))]
-    rows_before = 0
+    computed = []
     for batch in batches:
-        if stop is not None:
-            stop.check()
-        logprobs_BT, _ = logprobs(model, to_device(batch, device), dtype, temperature)
+        check_stop(stop, together)
+        computed.append(logprobs(model, prepare(batch, device, dtype), temperature)[0])
+    results: list[list[float]] = [[] for _ in range(documents(batches) if count is None else count)]
+    rows_before = 0
+    for batch, logprobs_BT in zip(batches, computed, strict=True):
         counted_BT = batch.target_mask > 0
         ids_BT = batch.document_ids
         if ids_BT is None:
@@ -88,16 +130,7 @@ def document_logprobs(
     return results
 
 
-def _attention(batch: TextTrainBatch, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """Positions and additive mask ``[B, 1, T, T]``; both None where every row holds one document from its start.
-
-    Plain causal attention is right for such rows (padding comes last) and needs no O(T^2) memory.
-    """
-    ids_BT = batch.document_ids
-    if ids_BT is None or bool(((ids_BT == ids_BT[:, :1]) | (ids_BT < 0)).all()):
-        return None, None
-    length = ids_BT.shape[1]
-    same_BTT = ids_BT[:, :, None] == ids_BT[:, None, :]
-    visible_BTT = same_BTT & torch.ones(length, length, dtype=torch.bool, device=ids_BT.device).tril()
-    mask_BTT = torch.zeros(visible_BTT.shape, dtype=dtype, device=ids_BT.device)
-    return batch.position_ids, mask_BTT.masked_fill_(~visible_BTT, float("-inf"))[:, None]
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    if device.type == "cuda" and not tensor.is_cuda:
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -21,7 +21,8 @@ class TrainerSettings:
     ``total_steps`` is the schedule's horizon in optimizer steps; ``max_norm`` the largest total gradient norm;
     ``token_budget`` the positions of one micro-batch; ``horizon`` the longest response, in tokens (fixed-horizon losses
     divide by it); ``dtype`` the compute type (master weights are float32);
-    ``weights_dtype`` and ``shard_bytes`` describe what ``push_weights`` writes.
+    ``weights_dtype`` and ``shard_bytes`` describe what ``push_weights`` writes. The degrees say how many ranks share the
+    model: their product is the size of the trainer's process group. ``timeout_s``: how long a collective may take.
     """
 
     learning_rate: float = 1e-6
@@ -39,13 +40,22 @@ class TrainerSettings:
     dtype: Dtype = "float32"
     weights_dtype: Dtype = "float32"
     shard_bytes: int = 2_000_000_000
+    data_parallel: int = 1
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    compile: bool = False
+    float8: bool = False
+    timeout_s: float = 300.0
+
+    @property
+    def ranks(self) -> int:
+        return self.data_parallel * self.tensor_parallel * self.pipeline_parallel
 
     @classmethod
     def from_config(cls, config: RunConfig) -> TrainerSettings:
-        """Raises ValueError, naming the key, when the configuration asks for more than one trainer rank."""
-        for key, degree in config.parallelism.model_dump().items():
-            if degree > 1:
-                raise ValueError(f"parallelism.{key} is {degree}; this trainer runs in one process: set it to 1")
+        """The settings of a run."""
+        degrees = config.parallelism
         t = config.training
         return cls(
             learning_rate=t.learning_rate,
@@ -63,4 +73,11 @@ class TrainerSettings:
             dtype=t.dtype,
             weights_dtype="bfloat16" if config.weights_dtype == "bfloat16" else "float32",
             shard_bytes=config.weights.shard_bytes,
+            data_parallel=degrees.data_parallel_shard_degree,
+            tensor_parallel=degrees.tensor_parallel_degree,
+            pipeline_parallel=degrees.pipeline_parallel_degree,
+            activation_checkpointing=t.activation_checkpointing,
+            compile=t.compile,
+            float8=config.quantize.float8,
+            timeout_s=config.comm.timeout_s,
         )

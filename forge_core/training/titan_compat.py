@@ -1,10 +1,8 @@
-"""The only file that knows torchtitan's internals (0.3.0): the model, its sharding and the process group.
+"""The model, by torchtitan's code (0.3.0). This file and ``titan_parallel.py`` are all that know its internals.
 
 Guarantees:
 - Importing it works on torch 2.11 to 2.14, with or without a GPU and Triton, whatever was imported before.
 - One model class computes every supported architecture; with equal weights its logits equal those of ``transformers``.
-- One code path for one rank and for many: ``build_model`` shards over the mesh of the current process group. A launcher
-  that wants several ranks initializes the group first; otherwise the process is a group of one that opens no port.
 
 Importing costs about 3 s on top of torch (torchtitan's attention imports torch's compiler), so callers import this file
 inside ``setup``.
@@ -16,16 +14,17 @@ import importlib.util
 import sys
 import types
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
-import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor, Partial
 
 from forge_core.training.architecture import Architecture, inverse_frequencies
-from forge_core.training.logprob_head import target_logprobs
+from forge_core.training.attention import attend
+from forge_core.training.logprob_head import Vocabulary, target_logprobs
 
 
 def _prepare_import() -> None:
@@ -46,8 +45,6 @@ def _prepare_import() -> None:
 
 _prepare_import()
 
-from torchtitan.distributed import utils as dist_utils  # noqa: E402
-from torchtitan.distributed.fsdp import apply_fsdp_to_decoder  # noqa: E402
 from torchtitan.models.common import CosSinRoPE, Embedding, Linear  # noqa: E402
 from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config  # noqa: E402
 from torchtitan.models.common.nn_modules import RMSNorm  # noqa: E402
@@ -56,7 +53,6 @@ from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock  # n
 from torchtitan.protocols.module import Module  # noqa: E402
 
 _NO_INIT = {"weight": skip_param_init, "bias": skip_param_init}  # weights always come from a model folder
-clip_grad_norm_ = dist_utils.clip_grad_norm_
 
 
 @dataclass(frozen=True)
@@ -78,10 +74,25 @@ class LogprobHead(Linear):
     class Config(Linear.Config):
         pass
 
+    _group: ProcessGroup | None = None  # of the ranks that share the vocabulary
+
+    def parallelize(self, parallel_dims: Any) -> None:
+        mesh = parallel_dims.get_optional_mesh("tp")
+        self._group = None if mesh is None else mesh.get_group()
+        super().parallelize(parallel_dims)
+
     def forward(self, input: Tensor, query: HeadQuery | None = None) -> Tensor | tuple[Tensor, Tensor]:
         if query is None:
             return super().forward(input)
-        return target_logprobs(input.flatten(0, 1)[query.index_N], self.weight, query.target_N, query.temperature)
+        weight_VD, vocabulary = self.weight, None
+        if isinstance(weight_VD, DTensor):
+            weight_VD = weight_VD.to_local()
+        if self._group is not None:
+            vocabulary = Vocabulary.part(self._group, self.out_features)
+            assert isinstance(input, DTensor)  # each rank's vocabulary adds its part to the gradient
+            input = input.to_local(grad_placements=[Partial()])
+        hidden_ND = input.flatten(0, 1)[query.index_N]
+        return target_logprobs(hidden_ND, weight_VD, query.target_N, query.temperature, vocabulary)
 
 
 class PolicyModel(Qwen3Model):
@@ -95,7 +106,7 @@ class PolicyModel(Qwen3Model):
         self,
         tokens: Tensor,
         positions: Tensor | None = None,
-        attention_masks: Tensor | None = None,
+        attention_masks: Any = None,
         query: HeadQuery | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """``[B, T]`` tokens -> logits ``[B, T, V]``, or (log-probabilities, entropies) ``[N]`` of ``query``."""
@@ -106,7 +117,7 @@ class PolicyModel(Qwen3Model):
 
 
 class MaskedAttention(Module):
-    """Causal attention through ``F.scaled_dot_product_attention``, with an optional additive document mask.
+    """Attention between the documents' own tokens (``attention.attend``).
 
     Argument names are part of the contract: torchtitan shards by name under tensor parallelism.
     """
@@ -124,21 +135,11 @@ class MaskedAttention(Module):
         k_BLNH: Tensor,
         v_BLNH: Tensor,
         *,
-        attention_masks: Tensor | None = None,
+        attention_masks: Any = None,
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        q_BNLH, k_BNLH, v_BNLH = (x.transpose(1, 2) for x in (q_BLNH, k_BLNH, v_BLNH))
-        out_BNLH = F.scaled_dot_product_attention(
-            q_BNLH,
-            k_BNLH,
-            v_BNLH,
-            attn_mask=attention_masks,
-            is_causal=attention_masks is None,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )
-        return out_BNLH.transpose(1, 2)
+        return attend(q_BLNH, k_BLNH, v_BLNH, attention_masks, scale, enable_gqa)
 
 
 class FrequencyRoPE(CosSinRoPE):
@@ -194,66 +195,3 @@ def _layer(arch: Architecture, seq_len: int) -> Qwen3TransformerBlock.Config:
 
 def _norm(arch: Architecture, width: int) -> RMSNorm.Config:
     return RMSNorm.Config(normalized_shape=width, eps=arch.norm_eps, param_init=_NO_INIT)
-
-
-def ensure_process_group() -> None:
-    """Join the process group that a launcher made, or make a group of one process that needs no port."""
-    if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    dist_utils.set_spmd_backend("partial_dtensor")  # the default backend needs a torch newer than 2.13
-
-
-def build_model(arch: Architecture, seq_len: int, device: torch.device, compute_dtype: torch.dtype) -> PolicyModel:
-    """A trainable model without weights: parameters are float32 (sharded over the ranks) and uninitialized.
-
-    With ``compute_dtype`` bfloat16, FSDP keeps float32 master weights and casts them for forward and backward, and
-    reduces gradients in float32. One float32 rank has nothing to gather or cast, so it runs without FSDP.
-    """
-    ensure_process_group()
-    config = model_config(arch, seq_len)
-    with torch.device("meta"):
-        model = config.build()
-    if dist.get_world_size() > 1 or compute_dtype != torch.float32:
-        _shard(model, device, compute_dtype)
-    return _materialize(model, device)
-
-
-def build_frozen(arch: Architecture, seq_len: int, device: torch.device, dtype: torch.dtype) -> PolicyModel:
-    """A model without weights for inference in one process: parameters are ``dtype`` and need no gradient."""
-    ensure_process_group()
-    config = model_config(arch, seq_len)
-    with torch.device("meta"):
-        model = config.build()
-    for parameter in model.parameters():  # not model.to(dtype): RoPE tables stay float32, as they do in training
-        parameter.data = parameter.data.to(dtype)
-        parameter.requires_grad_(False)
-    return _materialize(model, device)
-
-
-def _materialize(model: PolicyModel, device: torch.device) -> PolicyModel:
-    """Memory for parameters and buffers on ``device``; buffers are filled, tied parameters tied again."""
-    model.to_empty(device=device)
-    model.init_states(buffer_device=device)
-    return model
-
-
-def reshard(model: PolicyModel) -> None:
-    """Make the model's parameters the optimizer's own again.
-
-    After a forward pass without backward FSDP leaves gathered copies in place of the last layers' parameters: reading
-    them would give compute-type values, and writing past them would leave the next forward pass with old weights.
-    """
-    for module in model.modules():
-        if isinstance(module, fsdp.FSDPModule):
-            module.reshard()
-
-
-def _shard(model: PolicyModel, device: torch.device, compute_dtype: torch.dtype) -> None:
-    """Shard parameters over all ranks of the process group; a mesh of ``device``'s kind, whatever else there is."""
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("fsdp",))
-    apply_fsdp_to_decoder(model, mesh, param_dtype=compute_dtype, reduce_dtype=torch.float32, pp_enabled=False)
-    if device.type == "cpu":  # gloo cannot scale while it reduces
-        for module in model.modules():
-            if isinstance(module, fsdp.FSDPModule):
-                module.set_force_sum_reduction_for_comms(True)

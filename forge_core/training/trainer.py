@@ -1,11 +1,15 @@
-"""TitanTrainer: forward, backward and optimizer steps on torchtitan's model code.
+"""TitanTrainer: forward, backward and optimizer steps on torchtitan's model code, on one rank or many.
 
 Guarantees:
+- Ranks are the processes of the current process group; all of them make the same calls in the same order. The same
+  code runs on one. ``train_samples`` and ``logprobs_samples`` take the whole step's documents on every rank and return
+  the whole step's results on every rank; ``forward_backward`` takes this data-parallel rank's own micro-batches.
 - Gradients do not depend on how an optimizer step is split into micro-batches (beyond rounding): losses divide by
   global counts, and gradients only add up.
 - After ``load`` training goes on bit for bit as if it had not stopped (on a CPU or with deterministic kernels).
 - Master weights and optimizer state are float32 whatever the compute type.
 - A step whose gradient is not finite changes nothing and is an error.
+- Micro-batches follow each other on the device without waiting for it; it is read once a call.
 - Nothing heavy happens before ``setup``. All calls must come from one thread, any thread.
 """
 
@@ -14,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -25,11 +29,12 @@ from forge_core.algorithms.metrics import accumulate, is_maximum
 from forge_core.algorithms.ops import Totals
 from forge_core.data_model import ForwardBackwardResult, OptimStepResult, TextTrainBatch
 from forge_core.stop import StopToken
-from forge_core.training import hf_io, policy
+from forge_core.training import hf_io, policy, sharing
 from forge_core.training.architecture import read_architecture
 from forge_core.training.checkpoint import load_checkpoint, save_checkpoint
+from forge_core.training.collectives import check_stop, gathered, reduced
 from forge_core.training.optimizer import build_optimizer, learning_rate, named_state
-from forge_core.training.packing import documents
+from forge_core.training.packing import PAD_ID, Sample, build, documents
 from forge_core.training.settings import TrainerSettings
 
 Batches = TextTrainBatch | Sequence[TextTrainBatch]
@@ -80,15 +85,37 @@ class TitanTrainer:
     def setup(self) -> None:
         """Load the weights and make the optimizer. Raises ValueError for a folder that cannot be trained exactly."""
         self._arch = read_architecture(self.model_dir)
-        from forge_core.training.titan_compat import build_model, clip_grad_norm_, reshard
+        from forge_core.training.titan_parallel import build_model, clip_grad_norm_, reshard
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         self._clip, self._reshard = clip_grad_norm_, reshard
-        self._model = build_model(self._arch, self.settings.seq_len, self.device, self._dtype)
+        self._model, self._mesh = build_model(self._arch, self.settings, self.device)
         hf_io.load_weights(self._model, self._arch, self.model_dir)
         self._optimizer = build_optimizer(self._model, self.settings)
         self.step, self._has_gradients = 0, False
+
+    def train_samples(
+        self, samples: Sequence[Sample], *, totals: Totals, temperature: float, stop: StopToken | None = None
+    ) -> tuple[ForwardBackwardResult, OptimStepResult]:
+        """One optimizer step on ``samples``, divided among the data-parallel ranks; results are of all of them.
+
+        Raises ``Stopped`` between micro-batches, on every rank, when ``stop`` is set on any of them.
+        """
+        result = self._accumulate(self._own_batches(samples), self.loss, temperature, totals, stop, whole=True)
+        return result, self.optim_step()
+
+    def logprobs_samples(
+        self, samples: Sequence[Sample], *, temperature: float, stop: StopToken | None = None
+    ) -> list[list[float]]:
+        """Per sample, in order: log-probabilities of its tokens with ``loss_mask``, computed by all ranks together."""
+        model, _ = self._ready()
+        batches = list(self._own_batches(samples))
+        own = policy.document_logprobs(
+            model, batches, self._dtype, temperature, self.device, stop, count=len(samples), together=True
+        )
+        shares = gathered(own, self._mesh.group("batch"))
+        return [next((own for own in found if own), []) for found in zip(*shares, strict=True)]
 
     def forward_backward(
         self,
@@ -108,19 +135,38 @@ class TitanTrainer:
         """
         micro_batches = [batches] if isinstance(batches, TextTrainBatch) else list(batches)
         totals = totals or self._count(micro_batches)
+        return self._accumulate(micro_batches, loss_fn or self.loss, temperature, totals, stop, whole=False)
+
+    def _accumulate(
+        self,
+        batches: Iterable[TextTrainBatch],
+        loss_fn: Loss,
+        temperature: float,
+        totals: Totals,
+        stop: StopToken | None,
+        *,
+        whole: bool,
+    ) -> ForwardBackwardResult:
+        """Add gradients; ``whole``: results are summed over the data-parallel ranks."""
+        model, _ = self._ready()
         sums: dict[str, Tensor] = {}
         with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
-            for batch in micro_batches:
-                if stop is not None:
-                    stop.check()
-                loss, metrics = self._loss(
-                    policy.to_device(batch, self.device), loss_fn or self.loss, temperature, totals
-                )
+            for batch in batches:
+                check_stop(stop, together=whole)
+                batch = policy.padded(batch, self.settings.tensor_parallel)
+                loss, metrics = _loss(model, batch, loss_fn, temperature, totals, self.device, self._dtype)
                 loss.backward()
                 self._has_gradients = True
                 accumulate(sums, {"": loss, **metrics})
-        values = {name: float(value) for name, value in sums.items()}
+        values = reduced(sums, self._mesh.group("batch") if whole else None, self.device)
         return ForwardBackwardResult(values.pop("", 0.0), values)
+
+    def _own_batches(self, samples: Sequence[Sample]) -> Iterable[TextTrainBatch]:
+        """This rank's micro-batches, built as they are asked for. Few shapes where code is compiled for a shape."""
+        s, fixed = self.settings, self.settings.compile or self.device.type == "cuda"
+        ranks = sharing.layouts(samples, s.token_budget, s.seq_len, s.data_parallel, fixed=fixed)
+        own = (build(samples, layout, PAD_ID) for layout in ranks[self._mesh.data_rank])
+        return (policy.padded(batch, s.tensor_parallel) for batch in own)
 
     def optim_step(self) -> OptimStepResult:
         """Clip the gradients, step, clear them. Raises RuntimeError without gradients or when they are not finite."""
@@ -184,7 +230,7 @@ class TitanTrainer:
     def state_digest(self) -> str:
         """sha256 over name and float32 bytes of every parameter, in name order."""
         digest = hashlib.sha256()
-        for name, parameter in sorted(self._ready()[0].named_parameters()):
+        for name, parameter in sorted(hf_io.named_parameters(self._ready()[0])):
             digest.update(name.encode())
             digest.update(hf_io.full_tensor(parameter).float().cpu().contiguous().numpy().data)
         return digest.hexdigest()
@@ -222,21 +268,30 @@ class TitanTrainer:
         tokens = sum(int((batch.target_mask > 0).sum()) for batch in batches)
         return Totals(tokens, documents(batches), self.settings.horizon)
 
-    def _loss(
-        self, batch: TextTrainBatch, loss_fn: Loss, temperature: float, totals: Totals
-    ) -> tuple[Tensor, dict[str, Any]]:
-        model, _ = self._ready()
-        if hasattr(loss_fn, "from_logprobs"):
-            logprobs_BT, entropy_BT = policy.logprobs(model, batch, self._dtype, temperature)
-            return loss_fn.from_logprobs(logprobs_BT, entropy_BT, batch, totals)
-        logits_BTV = policy.logits(model, batch, self._dtype).float() / temperature
-        loss, metrics = cast(LogitsLoss, loss_fn)(
-            logits_BTV,
-            batch.target_ids,
-            batch.target_weights,
-            batch.generator_logprobs,
-            batch.target_mask,
-            batch.ref_logprobs,
-        )
-        share = float((batch.target_mask > 0).sum()) / max(totals.tokens, 1)
-        return loss * share, {n: value if is_maximum(n) else value * share for n, value in metrics.items()}
+
+def _loss(
+    model: Any,
+    batch: TextTrainBatch,
+    loss_fn: Loss,
+    temperature: float,
+    totals: Totals,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Tensor, dict[str, Any]]:
+    """Loss and metrics of one micro-batch, on the device."""
+    prepared = policy.prepare(batch, device, dtype)
+    there = prepared.batch
+    if hasattr(loss_fn, "from_logprobs"):
+        logprobs_BT, entropy_BT = policy.logprobs(model, prepared, temperature)
+        return loss_fn.from_logprobs(logprobs_BT, entropy_BT, there, totals)
+    logits_BTV = policy.logits(model, prepared).float() / temperature
+    loss, metrics = cast(LogitsLoss, loss_fn)(
+        logits_BTV,
+        there.target_ids,
+        there.target_weights,
+        there.generator_logprobs,
+        there.target_mask,
+        there.ref_logprobs,
+    )
+    share = len(prepared.index_N) / max(totals.tokens, 1)
+    return loss * share, {n: value if is_maximum(n) else value * share for n, value in metrics.items()}

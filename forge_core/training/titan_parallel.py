@@ -1,0 +1,194 @@
+"""How the model is spread over the ranks of a process group, by torchtitan's code (0.3.0).
+
+Guarantees:
+- One code path for one rank and for many: ``build_model`` shards over the mesh of the current process group. A launcher
+  that wants several ranks initializes the group first; otherwise the process is a group of one that opens no port.
+- The mesh is pipeline x data x tensor parallel (the last varies fastest with the rank). Data parallelism is FSDP2:
+  parameters, gradients and optimizer state are sharded; float32 master weights, gradients reduced in float32.
+- Losses divide by global counts, so gradients of ranks are added and never averaged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp as fsdp
+
+from forge_core.training.architecture import Architecture
+from forge_core.training.packing import round_up
+from forge_core.training.settings import TrainerSettings
+from forge_core.training.titan_compat import PolicyModel, model_config  # first: it prepares torchtitan's import
+
+import torchtitan.distributed.parallel_dims as titan_dims  # isort: skip
+from torchtitan.config import CompileConfig, ParallelismConfig  # isort: skip
+from torchtitan.distributed import ParallelDims, utils as dist_utils  # isort: skip
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # isort: skip
+from torchtitan.distributed.compile import apply_compile  # isort: skip
+from torchtitan.distributed.fsdp import apply_fsdp_to_decoder  # isort: skip
+from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config  # isort: skip
+
+clip_grad_norm_ = dist_utils.clip_grad_norm_
+_BACKEND = "partial_dtensor"  # torchtitan's default needs a torch newer than 2.13
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """This rank's place. ``dims`` is None for one rank that shards nothing."""
+
+    dims: ParallelDims | None = None
+
+    def group(self, axis: str) -> dist.ProcessGroup | None:
+        """The ranks along ``axis`` (pp, batch or tp); None where there is only this one."""
+        mesh = None if self.dims is None else self.dims.get_optional_mesh(axis)
+        return None if mesh is None else mesh.get_group()
+
+    @property
+    def data_rank(self) -> int:
+        group = self.group("batch")
+        return 0 if group is None else dist.get_rank(group)
+
+
+def ensure_process_group() -> None:
+    """Join the process group that a launcher made, or make a group of one process that needs no port."""
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist_utils.set_spmd_backend(_BACKEND)
+
+
+def build_model(arch: Architecture, settings: TrainerSettings, device: torch.device) -> tuple[PolicyModel, Mesh]:
+    """A trainable model without weights: parameters are float32 (sharded over the ranks) and uninitialized.
+
+    With the compute type bfloat16, FSDP keeps float32 master weights and casts them for forward and backward. One
+    float32 rank has nothing to gather or cast, so it runs without FSDP.
+    Raises ValueError when the process group has another size than the degrees of ``settings`` give.
+    """
+    ensure_process_group()
+    config = model_config(arch, round_up(settings.seq_len) + settings.tensor_parallel)
+    parallelism = _parallelism(settings)
+    set_qwen3_sharding_config(config, enable_sp=parallelism.enable_sequence_parallel, enable_ep=False)
+    with torch.device("meta"):
+        model = config.build()
+    mesh = Mesh()
+    if dist.get_world_size() > 1 or settings.dtype != "float32":
+        mesh = Mesh(_dimensions(parallelism, device))
+    _divide(model, mesh, settings)
+    _wrap_layers(model, mesh, settings)
+    if mesh.dims is not None:
+        _shard(model, mesh.dims, device, getattr(torch, settings.dtype))
+        _set_timeouts(mesh.dims, settings.timeout_s)
+    return _materialize(model, device), mesh
+
+
+def build_frozen(
+    arch: Architecture, seq_len: int, device: torch.device, dtype: torch.dtype, *, compiled: bool = False
+) -> PolicyModel:
+    """A model without weights for inference in one process: parameters are ``dtype`` and need no gradient."""
+    ensure_process_group()
+    config = model_config(arch, round_up(seq_len))
+    with torch.device("meta"):
+        model = config.build()
+    for parameter in model.parameters():  # not model.to(dtype): RoPE tables stay float32, as they do in training
+        parameter.data = parameter.data.to(dtype)
+        parameter.requires_grad_(False)
+    if compiled:
+        _compile(model)
+    return _materialize(model, device)
+
+
+def reshard(model: PolicyModel) -> None:
+    """Make the model's parameters the optimizer's own again.
+
+    After a forward pass without backward FSDP leaves gathered copies in place of the last layers' parameters: reading
+    them would give compute-type values, and writing past them would leave the next forward pass with old weights.
+    """
+    for module in model.modules():
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()
+
+
+def _parallelism(settings: TrainerSettings) -> ParallelismConfig:
+    return ParallelismConfig(
+        data_parallel_shard_degree=settings.data_parallel,
+        tensor_parallel_degree=settings.tensor_parallel,
+        pipeline_parallel_degree=settings.pipeline_parallel,
+        spmd_backend=_BACKEND,
+    )
+
+
+def _dimensions(parallelism: ParallelismConfig, device: torch.device) -> ParallelDims:
+    world = dist.get_world_size()
+    degrees = {
+        "pipeline_parallel_degree": parallelism.pipeline_parallel_degree,
+        "data_parallel_shard_degree": parallelism.data_parallel_shard_degree,
+        "tensor_parallel_degree": parallelism.tensor_parallel_degree,
+    }
+    wanted = 1
+    for degree in degrees.values():
+        wanted *= degree
+    if wanted != world:
+        listed = " x ".join(f"parallelism.{name} {degree}" for name, degree in degrees.items())
+        raise ValueError(f"{listed} = {wanted} ranks, but the trainer's process group has {world}")
+    titan_dims.device_type = device.type  # a mesh of this device's kind, whatever else the machine has
+    dims = ParallelDims.from_config(parallelism, world)
+    dims.build_mesh()
+    return dims
+
+
+def _divide(model: PolicyModel, mesh: Mesh, settings: TrainerSettings) -> None:
+    """Tensor parallelism: each rank keeps its part of every matrix."""
+    if settings.tensor_parallel == 1:
+        return
+    model.parallelize(mesh.dims)
+    if model.enable_weight_tying:  # each of the two names was divided on its own
+        model.tok_embeddings.weight = model.lm_head.weight
+
+
+def _wrap_layers(model: PolicyModel, mesh: Mesh, settings: TrainerSettings) -> None:
+    """Activation checkpointing, then compilation of each layer."""
+    policies: dict[str, Any] = {"selective": SelectiveAC, "full": FullAC}
+    if settings.activation_checkpointing != "none":
+        policies[settings.activation_checkpointing].Config().build(dump_folder="").apply(model)
+    if settings.compile:
+        _compile(model)
+
+
+def _compile(model: PolicyModel) -> None:
+    dims = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, world_size=1, spmd_backend=_BACKEND)
+    apply_compile(model, compile_config=CompileConfig(enable=True), parallel_dims=dims)
+
+
+def _shard(model: PolicyModel, dims: ParallelDims, device: torch.device, compute_dtype: torch.dtype) -> None:
+    """Shard parameters over the data-parallel ranks. A single one keeps what it has gathered until the backward pass:
+    there is nothing to free."""
+    apply_fsdp_to_decoder(
+        model,
+        dims.get_mesh("fsdp"),
+        param_dtype=compute_dtype,
+        reduce_dtype=torch.float32,
+        pp_enabled=dims.pp_enabled,
+        reshard_after_forward_policy="never" if dims.dp_shard == 1 else "default",
+    )
+    if device.type == "cpu":  # gloo cannot scale while it reduces
+        for module in model.modules():
+            if isinstance(module, fsdp.FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
+
+
+def _set_timeouts(dims: ParallelDims, timeout_s: float) -> None:
+    """From now on every collective has this long; the group's own limit covered the start."""
+    groups = [mesh.get_group() for mesh in dims.get_all_one_dimensional_meshes().values()]
+    for group in [*groups, dist.group.WORLD]:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+
+
+def _materialize(model: PolicyModel, device: torch.device) -> PolicyModel:
+    """Memory for parameters and buffers on ``device``; buffers are filled, tied parameters tied again."""
+    model.to_empty(device=device)
+    model.init_states(buffer_device=device)
+    return model
+
