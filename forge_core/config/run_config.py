@@ -145,7 +145,7 @@ class RolloutSection(Section):
     top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: all.")
     min_p: Fraction = Field(0.0, description="Drop tokens below this share of the likeliest token's probability.")
     allow_truncated_sampling: bool = Field(False, description="Accept the biased ratio that truncation brings.")
-    shards: int | None = Field(None, ge=1, description="Rollout tasks per batch. Left out: one (embedded backend).")
+    shards: int | None = Field(None, ge=1, description="Rollout tasks per batch. Left out: one (embedded backend), or four per vLLM engine.")
     deadline_s: float = Field(3600.0, gt=0, description="Seconds after which unfinished episodes are dropped.")
 
 

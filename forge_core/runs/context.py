@@ -14,24 +14,29 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from forge_core.data.cursor import Cursor
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, render, split_holdout
+from forge_core.devices import Placement, place, visible_gpus
 from forge_core.generation.base import Generator
 from forge_core.models.scratch import check_encodable
 from forge_core.observability.best_effort import BestEffort
 from forge_core.rewards.actor import RewardActor
+from forge_core.runs.engines import build_generator, takes_turns
 from forge_core.runs.planning import Planner, shard_count
 from forge_core.runs.record import RunRecord, RunRef, load_run
 from forge_core.runs.reference_session import ReferenceSession
 from forge_core.runs.trainer_session import TrainerSession
+from forge_core.runs.turns import NoTurns, Turns
 from forge_core.stop import StopToken
-from forge_core.store import CorruptObject, Ledger, Store, digest, layout, open_store
+from forge_core.store import CorruptObject, Ledger, Manifest, Store, digest, layout, open_store
 from forge_core.store.plans import put_plan
+from forge_core.weights.prefetch import Prefetcher
 
 log = logging.getLogger("forge")
 _contexts: dict[RunRef, RunContext] = {}
@@ -61,7 +66,7 @@ def context_of(ref: RunRef) -> RunContext:
 class RunContext:
     """``stop`` ends every engine call. ``observers`` are called with each entry that this process commits, ``note``
     with news for a person. ``background`` does what must neither delay nor fail a step, such as deleting what nothing
-    reaches."""
+    reaches. ``weights`` keeps the run's weights on this host."""
 
     def __init__(self, store: Store, record: RunRecord, stop: StopToken | None = None) -> None:
         self.store, self.record, self.config = store, record, record.config
@@ -70,9 +75,11 @@ class RunContext:
         self.attempt = uuid.uuid4().hex[:8]
         self.ledger = Ledger(store, record.run_id)
         self.candidates: dict[int, str] = {}
-        self.observers: list[Callable[[dict[str, Any]], None]] = []
+        self.observers: list[Callable[[dict[str, Any]], None]] = [self._prefetch_weights]
         self.note: Callable[[str], None] = log.info
         self.background = BestEffort(limit_s=120.0, name="background")
+        w = self.config.weights
+        self.weights = Prefetcher(store, self._weights_manifest, w.fetchers, enabled=w.prefetch, stop=self.stop)
         # A batch that may be refilled is not generated before its refill has ended, which counts as one more shard.
         self.rollouts = ShardTracker(shard_count(record.config) + record.config.filters.dynamic_sampling)
         self._plans: dict[int, dict[str, Any]] = {}
@@ -168,19 +175,25 @@ class RunContext:
 
         Version 0's stays as long as the process: the trainer exports its configuration and tokenizer again and again.
         """
-        self.weights_content(version)
-        return self.store.local_dir(self._weights_prefix(version), pin=version == 0)
+        return self.weights.folder(version, pin=version == 0)
+
+    def _prefetch_weights(self, entry: dict[str, Any]) -> None:
+        if self._generator is not None:
+            self.weights.prefetch(entry["version_out"])
 
     def weights_content(self, version: int) -> str:
         """Content digest of a version's weights. Raises CorruptObject when they are not those that were committed."""
-        found = self.store.open_published(self._weights_prefix(version)).manifest.content
+        return self._weights_manifest(version).content
+
+    def _weights_manifest(self, version: int) -> Manifest:
+        manifest = self.store.open_published(self._weights_prefix(version)).manifest
         entry = self.ledger.entry(version - 1) if version else self.ledger.init()
-        if entry is not None and entry["weights_digest"] != found:
+        if entry is not None and entry["weights_digest"] != manifest.content:
             raise CorruptObject(
-                f"{entry['weights']}: its content is {found[:12]}, the ledger committed "
+                f"{entry['weights']}: its content is {manifest.content[:12]}, the ledger committed "
                 f"{entry['weights_digest'][:12]}: restore the object that the run published"
             )
-        return found
+        return manifest
 
     def _weights_prefix(self, version: int) -> str:
         return self.candidates.get(version) or self.ledger.weights_prefix(version)
@@ -191,29 +204,34 @@ class RunContext:
         cores = len(os.sched_getaffinity(0))
         return cores if self.config.max_staleness == 0 else max(1, cores // 2)
 
-    def device(self, role: str) -> str:
-        """Where ``role`` (a key of ``services``) works: as ``with_gpus`` says, else on a GPU when there is one."""
-        import torch
+    @cached_property
+    def placement(self) -> Placement:
+        """Which GPUs of this machine each role has."""
+        return place(self.config, visible_gpus())
 
-        service = getattr(self.config.services, role)
-        wanted = service.with_gpus if service is not None else None
-        return "cuda" if wanted or (wanted is None and torch.cuda.is_available()) else "cpu"
+    def device(self, role: str) -> str:
+        """Torch's name of the device of ``role`` (a key of ``services``) in this process."""
+        return self.placement.device(role)
+
+    @cached_property
+    def turns(self) -> Turns:
+        """Generator and trainer on one GPU: who has it now. Without turns to take, everybody always does."""
+        if not takes_turns(self):
+            return NoTurns()
+        engine: Callable[[str], None] = lambda act: getattr(self._generator, act)() if self._generator else None
+        return Turns({"generator": lambda: engine("sleep")}, {"generator": lambda: engine("wake")}, self.stop)
+
+    @contextmanager
+    def sampling(self, version: int) -> Iterator[Generator]:
+        """The sampling engine, at ``version`` or newer, with the right to use its device."""
+        with self.turns.on("generator"):
+            yield self.generator(version)
 
     def generator(self, version: int) -> Generator:
         """The sampling engine, at ``version`` or newer: loaded on first use, moved forward otherwise."""
-        from forge_core.generation.hf import HFGenerator
-
         with self._generator_lock:
             if self._generator is None:
-                g = self.config.generator
-                self._generator = HFGenerator(
-                    self.weights_dir,
-                    version=version,
-                    dtype=g.dtype,
-                    device=self.device("generator"),
-                    max_batch=g.max_batch,
-                    threads=g.threads or self.cpu_threads,
-                )
+                self._generator = build_generator(self, version)
             if self._generator.get_version() < version:
                 self._generator.update_weights(version)
             return self._generator
@@ -238,6 +256,7 @@ class RunContext:
         for name in ("trainer", "reference", "rewards"):
             if name in self.__dict__:
                 self.__dict__.pop(name).close()
+        self.weights.close()
 
 
 class ShardTracker:

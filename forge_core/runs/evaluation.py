@@ -38,7 +38,7 @@ def evaluation_requests(ctx: RunContext, version: int) -> list[GenerationRequest
         if len(ids) <= config.max_prompt_tokens:
             seed = sample_seed(config.run.seed, EVALUATION_BATCH, 0, i, 0)
             name = f"{ctx.run_id}/eval-{version:08d}/{i:08d}/{0:08d}"
-            requests.append(GenerationRequest(name, tuple(ids), seed, sampling, version))
+            requests.append(GenerationRequest(name, tuple(ids), seed, sampling, version, version))
     return requests
 
 
@@ -70,8 +70,8 @@ def evaluate(ctx: RunContext, version: int) -> str:
 def _sample(ctx: RunContext, version: int, requests: list[GenerationRequest]) -> list[dict]:
     if ctx.config.rollout.version == "oldest":
         ctx.rollouts.wait_before(min(version + ctx.config.max_staleness, ctx.config.steps), ctx.stop)
-    engine = ctx.generator(version)
-    completions = engine.generate(requests, stop=ctx.stop, deadline_s=ctx.config.rollout.deadline_s)
+    with ctx.sampling(version) as engine:
+        completions = engine.generate(requests, stop=ctx.stop, deadline_s=ctx.config.rollout.deadline_s)
     wrong = {c.metadata["policy_version"] for c in completions} - {version}
     if wrong:
         raise RuntimeError(f"the evaluation of version {version} was sampled by versions {sorted(wrong)}")

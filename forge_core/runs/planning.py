@@ -30,9 +30,15 @@ def sampling_of(config: RunConfig) -> SamplingParams:
     return SamplingParams(config.grpo.temperature, r.top_p, r.top_k, r.min_p, r.max_new_tokens)
 
 
+SHARDS_PER_ENGINE = 4
+
+
 def shard_count(config: RunConfig) -> int:
-    """Shards per batch: as configured, else one (the embedded backend runs rollouts one at a time)."""
-    return config.rollout.shards or 1
+    """Shards per batch: as configured; else one (the embedded backend runs rollouts one at a time), or four per vLLM
+    engine, so that grading begins while others are sampled."""
+    engines = config.services.generator.num_replicas
+    default = 1 if config.generator.backend == "hf" else min(SHARDS_PER_ENGINE * engines, config.groups_per_batch)
+    return config.rollout.shards or default
 
 
 @dataclass(frozen=True)
@@ -127,14 +133,13 @@ def shard_groups(plan: dict[str, Any], shard: int) -> list[dict[str, Any]]:
     return [g for g in plan["groups"] if g["group"] in members]
 
 
-def shard_requests(run_id: str, plan: dict[str, Any], shard: int) -> list[GenerationRequest]:
-    """The generation requests of one shard, group by group in plan order."""
-    sampling = SamplingParams(**plan["sampling"])
-    groups = shard_groups(plan, shard)
+def shard_requests(run_id: str, plan: dict[str, Any], shard: int, min_version: int = 0) -> list[GenerationRequest]:
+    """The generation requests of one shard, group by group in plan order; ``min_version`` may sample them at least."""
+    sampling, batch = SamplingParams(**plan["sampling"]), plan["batch"]
     return [
         GenerationRequest(
-            episode_id(run_id, plan["batch"], g["group"], s), tuple(g["prompt_ids"]), seed, sampling, plan["batch"]
+            episode_id(run_id, batch, g["group"], s), tuple(g["prompt_ids"]), seed, sampling, batch, min_version
         )
-        for g in groups
+        for g in shard_groups(plan, shard)
         for s, seed in enumerate(g["seeds"])
     ]

@@ -26,7 +26,7 @@ NOT_COMPARED = {"store", "run.id"}  # where a run lies, not what it is
 PLANNED = (  # beginnings of the keys (and code) that a batch is planned, sampled or graded with
     "dataset", "rewards", "reward ", "rollout", "filters", "grpo.temperature", "grpo.n_samples", "training.batch_size",
     "training.gradient_accumulation_steps", "training.sync_interval", "training.seq_len", "run.seed", "eval.holdout",
-    "eval.split", "eval.prompts",
+    "eval.split", "eval.prompts", "generator.backend", "generator.sampling_params", "services.generator.num_replicas",
 )  # fmt: skip
 PACKAGES = ("forge_core", "tasks", "flows")
 

@@ -91,10 +91,11 @@ def _sample(ctx: RunContext, plan: dict[str, Any], shard: int) -> tuple[dict[str
     version = sampling_version(ctx, batch)
     if ctx.config.rollout.version == "oldest":
         ctx.rollouts.wait_before(batch, ctx.stop)
-    requests, prompts = shard_requests(ctx.run_id, plan, shard), _prompts(ctx, plan)
-    engine = ctx.generator(version)
-    working = time.monotonic()
-    completions = engine.generate(requests, stop=ctx.stop, deadline_s=ctx.config.rollout.deadline_s)
+    oldest = max(0, batch - ctx.config.max_staleness)
+    requests, prompts = shard_requests(ctx.run_id, plan, shard, oldest), _prompts(ctx, plan)
+    with ctx.sampling(version) as engine:
+        working = time.monotonic()
+        completions = engine.generate(requests, stop=ctx.stop, deadline_s=ctx.config.rollout.deadline_s)
     _check_versions(ctx.config, batch, completions)
     rows = [
         episode_row(request, prompts[int(request.request_id.split("/")[-2])], completion)

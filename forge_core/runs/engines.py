@@ -1,0 +1,64 @@
+"""Which sampling engine a run uses, and with which settings."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge_core.generation.base import Generator
+
+if TYPE_CHECKING:
+    from forge_core.runs.context import RunContext
+
+SHARED_MEMORY = 0.4  # of a GPU that the trainer uses too, where generator.engine_args does not say
+OWN_MEMORY = 0.9
+
+
+def build_generator(ctx: RunContext, version: int) -> Generator:
+    """The engine of ``generator.backend``, loaded with ``version``."""
+    return _vllm(ctx, version) if ctx.config.generator.backend == "vllm" else _embedded(ctx, version)
+
+
+def takes_turns(ctx: RunContext) -> bool:
+    """Whether generator and trainer use one GPU one after the other (vLLM sleeps while the trainer works)."""
+    config = ctx.config.generator
+    return config.backend == "vllm" and config.sharing == "sleep" and ctx.placement.shared
+
+
+def logs_folder(ctx: RunContext) -> Path:
+    """Where the child processes of this process write their logs."""
+    return Path(tempfile.gettempdir()) / f"forge-{ctx.run_id}-{ctx.attempt}"
+
+
+def _embedded(ctx: RunContext, version: int) -> Generator:
+    from forge_core.generation.hf import HFGenerator
+
+    g = ctx.config.generator
+    return HFGenerator(
+        ctx.weights_dir,
+        version=version,
+        dtype=g.dtype,
+        device=ctx.device("generator"),
+        max_batch=g.max_batch,
+        threads=g.threads or ctx.cpu_threads,
+    )
+
+
+def _vllm(ctx: RunContext, version: int) -> Generator:
+    from forge_core.generation.vllm import VLLMGenerator, VLLMSettings
+
+    g, placement = ctx.config.generator, ctx.placement
+    settings = VLLMSettings(
+        gpus=placement.generator,
+        dtype=g.dtype,
+        max_model_len=ctx.config.training.seq_len,
+        engine_args=g.engine_args,
+        sampling_params=g.sampling_params,
+        drain=g.weight_update == "drain",
+        sleep=takes_turns(ctx),
+        memory_share=SHARED_MEMORY if placement.shared else OWN_MEMORY,
+        threads=g.threads or ctx.cpu_threads,
+        environment=placement.environment,
+    )
+    return VLLMGenerator(ctx.weights_dir, version=version, settings=settings, logs=logs_folder(ctx))
