@@ -1,16 +1,17 @@
 """The gate before a run: what a configuration must have so that training can start, checked before anything loads.
 
 Guarantees: ``validate_for_training`` raises one ``ConfigError`` with every problem, each naming its key and the values
-that would work; what is odd but runs is returned as warnings. Nothing here reads the disk; torch is imported only to
-count GPUs, when a service says that it must have one.
+that would work; what is odd but runs is returned as warnings. Nothing here loads an engine; GPUs are counted (which
+imports torch) only for a configuration that is right otherwise, or when a service says that it must have one.
 """
 
 from __future__ import annotations
 
-from math import gcd, prod
+from math import gcd
 
 from forge_core.config.errors import ConfigError
-from forge_core.config.run_config import RunConfig, ScratchModel, ServiceSection
+from forge_core.config.run_config import RunConfig, ScratchModel
+from forge_core.config.vllm_keys import vllm_problems
 
 
 def validate_for_training(config: RunConfig, gpus: int | None = None) -> list[str]:
@@ -18,18 +19,25 @@ def validate_for_training(config: RunConfig, gpus: int | None = None) -> list[st
 
     ``gpus``: GPUs of this machine; left out: counted.
     """
-    checks = (_missing, _groups, _sampling, _lengths, _model, _evaluation, _ranks)
+    from forge_core.config.gpu_gate import placed, placement_warnings  # it imports what imports this package
+    from forge_core.devices import insisting
+
+    checks = (_missing, _groups, _sampling, _lengths, _model, _evaluation, _ranks, vllm_problems)
     problems = [problem for check in checks for problem in check(config)]
-    if _gpus_wanted(config):
-        problems += _gpu_problems(config, _count_gpus() if gpus is None else gpus)
-    if problems:
+    placement = None
+    if not problems or insisting(config):
+        placement, found = placed(config, gpus)
+        problems += found
+    if problems or placement is None:
         raise ConfigError(problems, "this configuration cannot train")
-    return config_warnings(config)
+    return [*config_warnings(config), *placement_warnings(config, placement)]
 
 
 def config_warnings(config: RunConfig) -> list[str]:
-    """What is odd about a configuration, though nothing refuses it."""
-    checks = (_procs_below_degrees, _embedded_backend, _store_that_dies, _schedule)
+    """What is odd about a configuration on any machine, though nothing refuses it."""
+    from forge_core.config.gpu_gate import service_warnings
+
+    checks = (service_warnings, _embedded_backend, _store_that_dies, _schedule)
     return [warning for check in checks for warning in check(config)]
 
 
@@ -166,70 +174,18 @@ def _ranks(config: RunConfig) -> list[str]:
     ]
 
 
-def _roles(config: RunConfig) -> dict[str, ServiceSection]:
-    """The services that a run starts, by key."""
-    services = config.services
-    roles = {"services.generator": services.generator, "services.trainer": services.trainer}
-    if services.ref_model is not None and config.grpo.beta > 0:
-        roles["services.ref_model"] = services.ref_model
-    return roles
-
-
-def _gpus_wanted(config: RunConfig) -> dict[str, int]:
-    """GPUs of each service that insists on its own."""
-    ranks = {"services.trainer": prod(config.parallelism.model_dump().values())}
-    return {
-        key: max(service.procs, ranks.get(key, 1)) * service.num_replicas
-        for key, service in _roles(config).items()
-        if service.with_gpus
-    }
-
-
-def _gpu_problems(config: RunConfig, present: int) -> list[str]:
-    wanted = _gpus_wanted(config)
-    total = sum(wanted.values())
-    if total <= present:
-        return []
-    listed = ", ".join(f"{key} {count}" for key, count in wanted.items())
-    off = " ".join(f"{key}.with_gpus={'false' if present == 0 else 'null'}" for key in wanted)
-    remedy = f"run them on the CPU ({off})" if present == 0 else f"share what there is ({off})"
-    if present and "services.ref_model" in wanted and total - wanted["services.ref_model"] <= present:
-        remedy = "run the reference on the CPU (services.ref_model.with_gpus=false)"
-    return [
-        f"services: with_gpus is true for {total} GPUs in all ({listed}), but this machine has {present}: {remedy}, or "
-        "ask for fewer procs and replicas"
-    ]
-
-
-def _count_gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def _procs_below_degrees(config: RunConfig) -> list[str]:
-    procs, ranks = config.services.trainer.procs, prod(config.parallelism.model_dump().values())
-    if procs >= ranks:
-        return []
-    return [
-        f"services.trainer.procs is {procs}, but the parallel degrees need {ranks} processes: the degrees decide; set "
-        f"services.trainer.procs={ranks} to silence this"
-    ]
-
-
 def _embedded_backend(config: RunConfig) -> list[str]:
+    if config.generator.backend != "hf":
+        return []
     found = []
     if config.max_staleness > 1:
         found.append(
             f"max_staleness is {config.max_staleness}, but the embedded generator (generator.backend=hf) runs one "
             "rollout at a time: more than 1 gains nothing and trains on older episodes"
         )
-    for key, service in _roles(config).items():
-        if service.procs * service.num_replicas > 1:
-            found.append(
-                f"{key} asks for {service.num_replicas} x {service.procs} processes, but this version runs each engine "
-                "once, in the run's own process"
-            )
+    for name in ("engine_args", "sampling_params"):
+        if getattr(config.generator, name):
+            found.append(f"generator.{name} is for vLLM: generator.backend=hf does not look at it")
     return found
 
 

