@@ -32,7 +32,7 @@ class Prefetcher:
     ``enabled``: whether ``prefetch`` does anything."""
 
     def __init__(
-        self, store: Store, find: Callable[[int], Manifest], *, fetchers: int, enabled: bool, stop: StopToken
+        self, store: Store, find: Callable[[int], Manifest], fetchers: int, *, enabled: bool, stop: StopToken
     ) -> None:
         self._store, self._find, self._fetchers, self._enabled = store, find, fetchers, enabled
         self._stop = _Stops(stop)
@@ -79,18 +79,21 @@ class Prefetcher:
             yield folder
 
     def close(self) -> None:
-        """End prefetches and give all leases back."""
+        """End prefetches and give all leases back. What is asked for later is leased anew."""
         self._stop.closed.set("the engines of this process were closed")
         with self._lock:
             prefetches = list(self._prefetches.values())
         for prefetch in prefetches:
             prefetch.wait(CLOSE_S)
         with self._lock:
-            for lease in (*self._leases.values(), *self._pinned.values()):
-                lease.release()
-            caches = list(self._caches.values())
-        for cache in caches:
+            leases = [*self._leases.values(), *self._pinned.values()]
+            self._leases.clear()
+            self._pinned.clear()
+        for lease in leases:
+            lease.release()
+        for cache in self._caches.values():
             cache.leave()
+        self._stop.closed = StopToken()
 
     def _prefetch(self, version: int, done: threading.Event) -> None:
         try:
