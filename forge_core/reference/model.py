@@ -18,12 +18,13 @@ import torch
 from forge_core.stop import StopToken
 from forge_core.training import hf_io, policy
 from forge_core.training.architecture import read_architecture
-from forge_core.training.packing import PAD_ID, Sample, pack
+from forge_core.training.packing import PAD_ID, Sample, few_shapes, pack
 
 
 class ReferenceModel:
     """``model_dir``: a Hugging Face folder. ``token_budget``: positions of one forward pass. ``seq_len``: longest
-    prompt plus response, in tokens. ``threads``: CPU threads of the calling thread, set in ``setup``."""
+    prompt plus response, in tokens. ``threads``: CPU threads of the calling thread, set in ``setup``.
+    ``compile``: compile the layers, as the trainer does."""
 
     def __init__(
         self,
@@ -34,10 +35,11 @@ class ReferenceModel:
         dtype: str = "float32",
         device: str = "cpu",
         threads: int | None = None,
+        compile: bool = False,
     ) -> None:
         self.model_dir, self.token_budget, self.seq_len = Path(model_dir), token_budget, seq_len
         self.dtype = cast(torch.dtype, getattr(torch, dtype))
-        self.device, self.threads = torch.device(device), threads
+        self.device, self.threads, self.compile = torch.device(device), threads, compile
         self._model: Any = None
 
     def setup(self) -> None:
@@ -47,7 +49,7 @@ class ReferenceModel:
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        self._model = build_frozen(arch, self.seq_len, self.device, self.dtype)
+        self._model = build_frozen(arch, self.seq_len, self.device, self.dtype, compiled=self.compile)
         hf_io.load_weights(self._model, arch, self.model_dir)
 
     def forward(
@@ -66,7 +68,8 @@ class ReferenceModel:
         results: list[list[float]] = [[] for _ in samples]
         counted = [index for index, (_, response) in enumerate(samples) if response]
         documents = [_sample(index, *samples[index]) for index in counted]
-        batches = pack(documents, self.token_budget, PAD_ID, self.seq_len)
+        fixed = few_shapes(self.device, self.compile)
+        batches = pack(documents, self.token_budget, PAD_ID, self.seq_len, fixed=fixed)
         found = policy.document_logprobs(self._model, batches, self.dtype, temperature, self.device, stop)
         for index, logprobs in zip(counted, found, strict=True):
             results[index] = logprobs

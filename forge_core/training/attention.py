@@ -34,9 +34,7 @@ _GPU_KERNELS = [
 
 def one_document_a_row(document_ids_BT: Tensor | None) -> bool:
     """Whether every row holds one document from its start (padding, id -1, may follow). Reads the tensor."""
-    return document_ids_BT is None or bool(
-        ((document_ids_BT == document_ids_BT[:, :1]) | (document_ids_BT < 0)).all()
-    )
+    return document_ids_BT is None or bool(((document_ids_BT == document_ids_BT[:, :1]) | (document_ids_BT < 0)).all())
 
 
 def document_mask(document_ids_BT: Tensor, dtype: torch.dtype) -> Mask:

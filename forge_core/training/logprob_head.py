@@ -114,10 +114,7 @@ class _TargetLogprobs(torch.autograd.Function):
             grad_entropy_N = None  # a loss without an entropy bonus: half of the work falls away
         grad_hidden_ND, grad_weight_VD = torch.empty_like(hidden_ND), torch.zeros_like(weight_VD, dtype=torch.float32)
         for i, part in enumerate(_chunks(hidden_ND, weight_VD)):
-            if kept:
-                logp_CV = kept[i]
-            else:
-                logp_CV = _log_softmax(hidden_ND[part], weight_VD, ctx.temperature, ctx.vocabulary)
+            logp_CV = kept[i] if kept else _log_softmax(hidden_ND[part], weight_VD, ctx.temperature, ctx.vocabulary)
             p_CV = logp_CV.exp()
             grad_CV = torch.zeros_like(p_CV)
             if grad_logprobs_N is not None:

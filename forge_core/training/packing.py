@@ -7,10 +7,10 @@ Guarantees:
   bits where the budget allows, so a run meets few shapes and pads by at most an eighth in each direction.
 - A document of n tokens makes n - 1 predictions, so it occupies n - 1 positions: its last token is only a target.
 
-Layout for any shape (``fixed=False``). Documents are taken longest first (ties in order). The longest one left decides the row length; the
-following ones fill its rows, several to a row where they fit. A micro-batch is closed early when the next document is
-shorter than a quarter of the row, because dense attention costs ``row_len`` per token: 512 documents of 14 tokens
-become one ``[512, 13]`` batch and not rows of thousands of tokens under an O(L^2) mask.
+Layout for any shape (``fixed=False``). Documents are taken longest first (ties in order). The longest one left decides
+the row length; the following ones fill its rows, several to a row where they fit. A micro-batch is closed early when
+the next document is shorter than a quarter of the row, because dense attention costs ``row_len`` per token: 512
+documents of 14 tokens become one ``[512, 13]`` batch and not rows of thousands of tokens under an O(L^2) mask.
 
 Layout for compiled code and GPU kernels (``fixed=True``), which want few shapes: every micro-batch has one of two. One
 document a row of ``seq_len`` positions where that takes no more micro-batches (it needs no mask); else all documents in
@@ -91,6 +91,11 @@ def lay_out(
 def empty_layout(like: Layout | None) -> Layout:
     """A micro-batch without documents, in the shape of another (None: the smallest)."""
     return Layout([], 1, 1) if like is None else Layout([], like.row_len, like.height)
+
+
+def few_shapes(device: torch.device, compiled: bool) -> bool:
+    """Whether code is compiled for a shape, so that documents are best packed with ``fixed=True``."""
+    return compiled or device.type == "cuda"
 
 
 def round_up(n: int) -> int:

@@ -21,8 +21,8 @@ class TrainerSettings:
     ``total_steps`` is the schedule's horizon in optimizer steps; ``max_norm`` the largest total gradient norm;
     ``token_budget`` the positions of one micro-batch; ``horizon`` the longest response, in tokens (fixed-horizon losses
     divide by it); ``dtype`` the compute type (master weights are float32);
-    ``weights_dtype`` and ``shard_bytes`` describe what ``push_weights`` writes. The degrees say how many ranks share the
-    model: their product is the size of the trainer's process group. ``timeout_s``: how long a collective may take.
+    ``weights_dtype`` and ``shard_bytes`` describe what ``push_weights`` writes. The degrees say how many ranks share
+    the model: their product is the size of the trainer's process group. ``timeout_s``: how long a collective may take.
     """
 
     learning_rate: float = 1e-6

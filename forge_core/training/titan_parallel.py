@@ -191,4 +191,3 @@ def _materialize(model: PolicyModel, device: torch.device) -> PolicyModel:
     model.to_empty(device=device)
     model.init_states(buffer_device=device)
     return model
-

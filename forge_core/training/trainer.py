@@ -34,7 +34,7 @@ from forge_core.training.architecture import read_architecture
 from forge_core.training.checkpoint import load_checkpoint, save_checkpoint
 from forge_core.training.collectives import check_stop, gathered, reduced
 from forge_core.training.optimizer import build_optimizer, learning_rate, named_state
-from forge_core.training.packing import PAD_ID, Sample, build, documents
+from forge_core.training.packing import PAD_ID, Sample, build, documents, few_shapes
 from forge_core.training.settings import TrainerSettings
 
 Batches = TextTrainBatch | Sequence[TextTrainBatch]
@@ -162,8 +162,8 @@ class TitanTrainer:
         return ForwardBackwardResult(values.pop("", 0.0), values)
 
     def _own_batches(self, samples: Sequence[Sample]) -> Iterable[TextTrainBatch]:
-        """This rank's micro-batches, built as they are asked for. Few shapes where code is compiled for a shape."""
-        s, fixed = self.settings, self.settings.compile or self.device.type == "cuda"
+        """This rank's micro-batches, built as they are asked for."""
+        s, fixed = self.settings, few_shapes(self.device, self.settings.compile)
         ranks = sharing.layouts(samples, s.token_budget, s.seq_len, s.data_parallel, fixed=fixed)
         own = (build(samples, layout, PAD_ID) for layout in ranks[self._mesh.data_rank])
         return (policy.padded(batch, s.tensor_parallel) for batch in own)
