@@ -180,4 +180,4 @@ def _number(path: Path) -> int | None:
 
 
 def _text(size: float) -> str:
-    return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / 1024**2:.2f} MiB"
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / 1024**2:.2f} MiB"

@@ -18,6 +18,7 @@ import errno
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -105,6 +106,7 @@ class HostCache:
                 self._fill(item, store, manifest, store.described(manifest).link_to)
             else:
                 self._fill(item, store, manifest, lambda target: _move(manifest, folder, target))
+            item.lease().release()  # so it counts as used now
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -192,7 +194,8 @@ class _Item:
 
     def lease(self) -> Lease:
         lock = shared(self.lease_lock)
-        os.utime(self.lease_lock)
+        now = time.time_ns()  # the file system's own clock is coarser
+        os.utime(self.lease_lock, ns=(now, now))
         return Lease(self.folder, lock)
 
     def idle(self) -> bool:

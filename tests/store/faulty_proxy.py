@@ -1,6 +1,7 @@
-"""A proxy in front of the real S3 server that makes chosen requests fail.
+"""A proxy in front of the real S3 server that makes chosen requests fail, or wait, and counts range reads.
 
 A fault is taken by the first request that it matches, so a list of three faults of one kind fails three requests.
+Range reads wait while ``gate`` is closed (``clear``).
 """
 
 from __future__ import annotations
@@ -33,7 +34,29 @@ class FaultyProxy:
         self.target = urlsplit(endpoint).netloc
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.ranges: list[str] = []
+        self.ranges_at_once = 0
+        self._ranges_now = 0
         self._lock = threading.Lock()
+
+    @contextmanager
+    def counted(self, path: str, range_header: str | None) -> Iterator[None]:
+        """Count a request for a range of ``path`` while it is open, and let it wait at the gate."""
+        if range_header is None:
+            yield
+            return
+        with self._lock:
+            self.ranges.append(path)
+            self._ranges_now += 1
+            self.ranges_at_once = max(self.ranges_at_once, self._ranges_now)
+        self.gate.wait()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._ranges_now -= 1
 
     def take(self, method: str, path: str) -> Fault | None:
         with self._lock:
@@ -64,6 +87,10 @@ def _handler(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def handle_any(self) -> None:
+            with proxy.counted(self.path, self.headers.get("Range")):
+                self._handle()
+
+        def _handle(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             fault = proxy.take(self.command, self.path)
             answer = self._forwarded(body) if fault is None or fault.forward else None
