@@ -10,7 +10,6 @@ weights. There the engine is given an untied view of the folder, with the embedd
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,6 @@ def untied_view(folder: Path, view: Path) -> Path:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    shutil.rmtree(view, ignore_errors=True)
     view.mkdir(parents=True)
     sources = sorted(folder.glob("*.safetensors"))
     weight_map: dict[str, str] = {}

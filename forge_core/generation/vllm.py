@@ -20,8 +20,9 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,6 @@ class VLLMGenerator:
                 "GPUs, scripts/install_vllm_cpu.sh on one without"
             )
         self._weights, self._settings, self._logs = weights, settings, logs
-        self._views = tempfile.TemporaryDirectory(prefix="forge-engine-")
         self._version = version
         self._folder = weights(version)
         self._signature = engine_weights.signature(self._folder)
@@ -93,6 +93,7 @@ class VLLMGenerator:
         self._attempts = itertools.count()
         self._restarts = [0] * len(settings.gpus)
         self._replicas: list[Replica | None] = [None] * len(settings.gpus)
+        self.last_update: dict[str, float] = {}  # seconds of each phase of the newest update, in the slowest engine
         self._broken: BaseException | None = None
         self._closed = False
         self._load_tokenizer(self._folder)
@@ -174,7 +175,6 @@ class VLLMGenerator:
             self._changed.notify_all()
         for replica in replicas:
             replica.close()
-        self._views.cleanup()
 
     # Engines ------------------------------------------------------------------------------------------------------
 
@@ -196,23 +196,24 @@ class VLLMGenerator:
         """A new engine number ``index`` that serves the present version."""
         name = f"vllm-{index}"
         probe = engine_weights.read_probe(self._folder)
-        start = {"engine_args": self._engine_args(index), "version": self._version, "probe": probe}
-        replica = Replica(
-            name,
-            start,
-            env=self._environment(index),
-            log=self._logs / f"{name}.log",
-            on_done=self._on_done,
-            on_death=lambda _, reason: self._on_death(index, reason),
-        )
-        replica.wait_ready()
+        with self._loadable(self._folder) as folder:
+            start = {"engine_args": self._engine_args(index, folder), "version": self._version, "probe": probe}
+            replica = Replica(
+                name,
+                start,
+                env=self._environment(index),
+                log=self._logs / f"{name}.log",
+                on_done=self._on_done,
+                on_death=lambda _, reason: self._on_death(index, reason),
+            )
+            replica.wait_ready()
         return replica
 
-    def _engine_args(self, index: int) -> dict[str, Any]:
+    def _engine_args(self, index: int, folder: Path) -> dict[str, Any]:
         s, gpus = self._settings, self._settings.gpus[index]
         defaults: dict[str, Any] = {"gpu_memory_utilization": s.memory_share} if gpus else {"enforce_eager": True}
         ours = {
-            "model": str(self._engine_folder(self._folder, self._version)),
+            "model": str(folder),
             "tensor_parallel_size": max(len(gpus), 1),
             "dtype": s.dtype,
             "max_model_len": self._max_len,
@@ -238,12 +239,14 @@ class VLLMGenerator:
             env["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
         return env | dict(s.environment(gpus))
 
-    def _engine_folder(self, folder: Path, version: int) -> Path:
-        """What vLLM loads: the folder, or on a CPU its untied view (see ``engine_weights``)."""
+    @contextmanager
+    def _loadable(self, folder: Path) -> Iterator[Path]:
+        """What vLLM loads: the folder, or on a CPU an untied view of it (see ``engine_weights``) while it loads."""
         if any(self._settings.gpus) or not engine_weights.is_tied(folder):
-            return folder
-        view = Path(self._views.name) / f"{version:08d}"
-        return view if view.exists() else engine_weights.untied_view(folder, view)
+            yield folder
+            return
+        with tempfile.TemporaryDirectory(prefix="forge-engine-") as view:
+            yield engine_weights.untied_view(folder, Path(view) / "model")
 
     def _live(self) -> list[Replica]:
         return [r for r in self._replicas if r is not None and r.alive]
@@ -257,24 +260,25 @@ class VLLMGenerator:
     def _update_all(self, version: int, folder: Path) -> None:
         """Move every engine to ``version``; when one cannot, raise and leave the old version as the one that is
         served: the failed engine is started again on it."""
-        handed, probe = self._engine_folder(folder, version), engine_weights.read_probe(folder)
-        replicas = self._live()
+        replicas, probe = self._live(), engine_weights.read_probe(folder)
 
-        def update(replica: Replica) -> BaseException | None:
+        def update(replica: Replica) -> dict[str, float] | ReplicaDied:
             try:
-                replica.update(version, handed, drain=self._settings.drain, probe=probe)
+                return replica.update(version, handed, drain=self._settings.drain, probe=probe)
             except ReplicaDied as error:
                 return error
-            return None
 
-        with ThreadPoolExecutor(len(self._replicas)) as pool:
-            errors = [error for error in pool.map(update, replicas) if error]
+        with self._loadable(folder) as handed, ThreadPoolExecutor(len(self._replicas)) as pool:
+            outcomes = list(pool.map(update, replicas))
+        errors = [outcome for outcome in outcomes if isinstance(outcome, ReplicaDied)]
         if errors:
             raise WeightsError(
                 f"{errors[0]}; version {self._version} keeps serving, and version {version} can be tried again"
             ) from errors[0]
+        times = [outcome for outcome in outcomes if isinstance(outcome, dict)]
         with self._changed:
             self._version, self._folder = version, folder
+            self.last_update = max(times, key=lambda t: sum(t.values()), default={})
 
     def _on_death(self, index: int, reason: str) -> None:
         """Reader thread of a dead engine: its requests go elsewhere, and it is started again."""

@@ -1,0 +1,225 @@
+"""How well does generation overlap training? Step times at S = 0, 1, 2 and 4 against ``max(W, T, (G + T) / (S + 1))``.
+
+    python -m benchmarks.overlap_gpu                      (two GPUs: one for vLLM, one for the trainer)
+
+W: engine-seconds of a batch at full load; T: seconds of a training step; G: seconds of the longest response under load.
+Real flow, Prefect server, store, engine and trainer. Lengths are drawn in advance and EOS is ignored: once all equal,
+once long-tailed (log-normal with median 2,048 and mean 3,072, at most 16,384, divided by --scale so that a measurement
+takes minutes). "serial" is S = 2 on the long tail with an engine that serves one rollout task at a time.
+
+W, T and G are measured in the same runs: W from the engine's busy seconds at S = 4, T from the ledger, G from S = 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import os
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.machine import provenance, write
+from benchmarks.shapes import random_model
+
+SAMPLES = 8
+GOALS = {"over_formula_at_most": 1.10, "orchestration_share_at_most_at_10_s": 0.02}
+
+
+def long_tail(scale: int) -> Callable[[int], int]:
+    """Response length as a function of the request's seed."""
+    sigma = math.sqrt(2 * math.log(1.5))  # mean / median = exp(sigma^2 / 2)
+
+    def length(seed: int) -> int:
+        drawn = random.Random(seed).lognormvariate(math.log(2048 / scale), sigma)
+        return max(1, min(round(drawn), 16384 // scale))
+
+    return length
+
+
+class Shaped:
+    """The run's own engine, with a length for each request and a record of when it worked."""
+
+    def __init__(self, engine: Any, length: Callable[[int], int], serial: bool) -> None:
+        self._engine, self._length = engine, length
+        self._lock = threading.Lock() if serial else None
+        self.intervals: list[tuple[float, float]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def generate(self, requests: Sequence[Any], **options: Any) -> Any:
+        shaped = [
+            dataclasses.replace(r, sampling=dataclasses.replace(r.sampling, max_new_tokens=self._length(r.seed)))
+            for r in requests
+        ]
+        if self._lock:
+            with self._lock:
+                return self._timed(shaped, options)
+        return self._timed(shaped, options)
+
+    def _timed(self, requests: Sequence[Any], options: dict[str, Any]) -> Any:
+        started = time.time()
+        try:
+            return self._engine.generate(requests, **options)
+        finally:
+            self.intervals.append((started, time.time()))
+
+    def shutdown(self) -> None:
+        """The engine serves the next run too."""
+
+
+def serve_another_run(engine: Any, weights: Callable[[int], Path], version: int) -> None:
+    """Loading an engine takes a minute: this one goes back to the first version of the next run instead."""
+    engine._weights, engine._version = weights, version - 1
+    for replica in engine._live():
+        replica.version = version - 1
+    engine.update_weights(version)
+
+
+def config(args: argparse.Namespace, model: Path, store: Path, name: str, staleness: int, steps: int) -> Any:
+    from forge_core.config import load_config
+
+    longest = 16384 // args.scale
+    return load_config(
+        {
+            "run": {"id": name},
+            "store": str(store),
+            "steps": steps,
+            "max_staleness": staleness,
+            "model": str(model),
+            "dataset": {"path": "python://benchmarks.shapes:prompts", "options": {"length": 64}},
+            "training": {
+                "batch_size": args.groups * SAMPLES, "seq_len": 64 + longest, "dtype": args.dtype,
+                "learning_rate": 1e-6, "token_budget": max(16384, 64 + longest), "epochs_per_batch": args.epochs,
+            },
+            "grpo": {"n_samples": SAMPLES, "beta": 0.0},
+            "rollout": {"max_new_tokens": longest},
+            "rewards": {"functions": [{"path": "benchmarks.shapes:coin"}]},
+            "generator": {
+                "backend": "vllm", "dtype": args.dtype, "sampling_params": {"ignore_eos": True},
+                "engine_args": {"max_num_seqs": args.slots},
+            },
+            "eval": {"prompts": 0},
+            "checkpoint": {"interval": 0},
+        }
+    )  # fmt: skip
+
+
+def union(intervals: Sequence[tuple[float, float]], start: float, end: float) -> float:
+    """Seconds of ``[start, end]`` that some interval covers."""
+    covered, at = 0.0, start
+    for a, b in sorted(intervals):
+        a, b = max(a, at), min(b, end)
+        if b > a:
+            covered, at = covered + b - a, b
+    return covered
+
+
+def run(args: argparse.Namespace, engines: dict[str, Any], name: str, staleness: int, steps: int, length: Any) -> dict:
+    """One run through the flow; what its steady state took."""
+    from flows.grpo import grpo
+    from forge_core.runs import context
+    from forge_core.store import Ledger, open_store
+
+    store = Path(args.work) / f"store-{name}"
+    model = random_model(Path(args.work) / "model", args.shape, positions=40960 // args.scale + 1024, dtype=args.dtype)
+    shaped: list[Shaped] = []
+
+    def build(ctx: Any, version: int) -> Shaped:
+        if "vllm" not in engines:
+            engines["vllm"] = original(ctx, version)
+        else:
+            serve_another_run(engines["vllm"], ctx.weights_dir, version)
+        shaped.append(Shaped(engines["vllm"], length, name.startswith("serial")))
+        return shaped[-1]
+
+    original = engines.setdefault("build", context.build_generator)
+    context.build_generator = build  # type: ignore[assignment]
+    state = grpo(config(args, model, store, name, staleness, steps), return_state=True)
+    assert state.is_completed(), state
+    opened = open_store(str(store))
+    entries = Ledger(opened, name).entries()
+    return figures(entries, shaped[0].intervals, staleness) if len(entries) > staleness + 2 else {}
+
+
+def figures(entries: list[dict[str, Any]], intervals: list[tuple[float, float]], staleness: int) -> dict:
+    from datetime import datetime
+
+    ends = [datetime.fromisoformat(e["finished_at"]).timestamp() for e in entries]
+    first = staleness + 1  # before, the window fills
+    last = len(entries) - 1 - staleness  # after it, nothing is generated any more
+    span, count = (ends[first], ends[max(last, first + 1)]), max(last, first + 1) - first
+    trained = [(end - e["metrics"]["time/train"], end) for end, e in zip(ends, entries, strict=True)]
+    seconds = span[1] - span[0]
+    train = [e["metrics"]["time/train"] for e in entries[1:]]
+    return {
+        "staleness": staleness,
+        "step_s": seconds / count,
+        "steps": count,
+        "train_s": median(train),
+        "publish_s": median(e["metrics"]["time/publish"] for e in entries[1:]),
+        "trainer_idle": 1 - min(1.0, sum(train[first:last]) / seconds) if last > first else None,
+        "generator_idle": 1 - union(intervals, *span) / seconds,
+        "neither": 1 - union([*intervals, *trained], *span) / seconds,
+        "tokens": median(e["tokens"] for e in entries),
+        "longest_call_s": max(b - a for a, b in intervals[-len(entries) :]),
+        "ends": [round(end - ends[0], 3) for end in ends],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", default="0.6B")
+    parser.add_argument("--groups", type=int, default=16)
+    parser.add_argument("--slots", type=int, default=256)
+    parser.add_argument("--scale", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4])
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
+    args = parser.parse_args()
+    from flows.server import ensure_server
+
+    engines: dict[str, Any] = {}
+    lengths = {"fixed": lambda seed: 3072 // args.scale, "long_tail": long_tail(args.scale)}
+    runs: dict[str, dict] = {}
+    server = ensure_server()
+    try:
+        with tempfile.TemporaryDirectory(dir=args.folder) as args.work:
+            os.chdir(args.work)  # where each run leaves its curve
+            run(args, engines, "warm-up", 1, 2, lengths["long_tail"])
+            for kind, length in lengths.items():
+                for s in args.staleness:
+                    runs[f"{kind}-{s}"] = run(args, engines, f"{kind}-{s}", s, args.steps + 2 * s + 1, length)
+            runs["serial-2"] = run(args, engines, "serial-2", 2, args.steps + 5, lengths["long_tail"])
+            engines["vllm"].shutdown()
+    finally:
+        server.stop()
+    write("overlap_gpu", {"benchmark": "overlap_gpu", **provenance(), **compared(runs, lengths, args)})
+
+
+def compared(runs: dict[str, dict], lengths: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """Each run's step time over the formula's, with W and G taken from the runs at the largest S and at S = 0."""
+    for kind in lengths:
+        mine = {s: runs[f"{kind}-{s}"] for s in args.staleness}
+        train = median(r["train_s"] + r["publish_s"] for r in mine.values())
+        full = mine[max(mine)]
+        work = full["step_s"] * (1 - full["generator_idle"])
+        longest = mine[0]["longest_call_s"] if 0 in mine else None
+        for s, r in mine.items():
+            r["formula_s"] = max(work, train, ((longest or work) + train) / (s + 1))
+            r["over_formula"] = round(r["step_s"] / r["formula_s"], 3)
+            r |= {"W": work, "T": train, "G": longest}
+    return {"settings": {k: str(v) for k, v in vars(args).items()}, "goal": GOALS, "runs": runs}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Models of real shapes with random weights, for measurements where no real weights can be fetched.
+
+Speed depends on shapes, not on values; responses of a random model mean nothing, so these runs ignore EOS.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+CHARACTERS = "0123456789+-*/=?.,: abcdefghijklmnopqrstuvwxyz"
+QWEN3 = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512},
+    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "vocab_size": 151936},
+    "1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "vocab_size": 151936},
+}
+HEADS = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+FEW_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+
+
+def random_model(folder: Path, shape: str, *, positions: int = 40960, dtype: str = "bfloat16") -> Path:
+    """A Qwen3 folder of ``shape``, tied as the real ones are, with a character tokenizer; made once."""
+    from safetensors.torch import save_file
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from forge_core.config.run_config import ScratchModel
+    from forge_core.models.scratch import create
+
+    if (folder / "ready").exists():
+        return folder
+    create(ScratchModel(vocabulary=CHARACTERS, max_position_embeddings=positions), 0, folder)  # for its tokenizer
+    heads = FEW_HEADS if shape == "tiny" else HEADS
+    config = Qwen3Config(
+        **QWEN3[shape], **heads, max_position_embeddings=positions, tie_word_embeddings=True, dtype=dtype,
+        architectures=["Qwen3ForCausalLM"], eos_token_id=1, pad_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    with torch.device("meta"):
+        wanted = Qwen3ForCausalLM(config).state_dict()
+    wanted.pop("lm_head.weight")
+    generator = torch.Generator().manual_seed(0)
+    for old in folder.glob("*.safetensors"):
+        old.unlink()
+    tensors = {
+        name: (torch.ones(t.shape) if t.ndim == 1 else torch.randn(t.shape, generator=generator) * 0.02).to(
+            getattr(torch, dtype)
+        )
+        for name, t in sorted(wanted.items())
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1}))
+    (folder / "ready").touch()
+    return folder
+
+
+def prompts(size: int = 4096, length: int = 128) -> list[dict]:
+    """A data set of ``size`` prompts of ``length`` tokens, all different."""
+    rows = []
+    for i in range(size):
+        text = f"{i} plus {i + 1} is? "
+        rows.append({"prompt": (text * (length // len(text) + 1))[:length], "answer": str(2 * i + 1)})
+    return rows
+
+
+def coin(prompt: str, completion: str, metadata: dict) -> float:
+    """A reward with signal in every group, for models that answer nothing: whether the text's hash is even."""
+    return float(sum(completion.encode()) % 2)
