@@ -24,7 +24,10 @@ from forge_core.generation.decoding import BatchDecoder, DeadlineReached, Decode
 from forge_core.generation.eos import eos_token_ids
 from forge_core.generation.sampling import is_truncated
 from forge_core.models.weights import build_model, load_into, read_tensors
+from forge_core.observability.memory import SETTINGS, memory_guard
 from forge_core.stop import StopToken
+
+_guarded = memory_guard("generator", SETTINGS["hf generator"])
 
 
 class HFGenerator:
@@ -94,6 +97,7 @@ class HFGenerator:
         self._thread.close()
         self._model = None
 
+    @_guarded
     def _load(self, folder: Path, dtype: torch.dtype, device: str) -> None:
         from transformers import AutoTokenizer
 
@@ -113,6 +117,7 @@ class HFGenerator:
         if version <= self._version:
             raise ValueError(f"policy version {version} is not newer than {self._version}, which is served already")
 
+    @_guarded
     def _generate(
         self, requests: Sequence[GenerationRequest], *, stop: StopToken | None, deadline_s: float | None
     ) -> list[Completion]:

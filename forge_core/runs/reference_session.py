@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forge_core.engine_thread import EngineThread
+from forge_core.observability.memory import SETTINGS, memory_guard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ class ReferenceSession:
         """Log-probability of each response token of (prompt ids, response ids), at the sampling temperature."""
         return self._thread.call(self._logprobs, samples)
 
+    @memory_guard("reference model", SETTINGS["reference model"])
     def _logprobs(self, samples: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:
         from forge_core.reference.model import ReferenceModel
 
