@@ -70,7 +70,9 @@ class ReferenceModel:
         documents = [_sample(index, *samples[index]) for index in counted]
         fixed = few_shapes(self.device, self.compile)
         batches = pack(documents, self.token_budget, PAD_ID, self.seq_len, fixed=fixed)
-        found = policy.document_logprobs(self._model, batches, self.dtype, temperature, self.device, stop)
+        found = policy.document_logprobs(
+            lambda batch: policy.logprobs(self._model, batch, temperature)[0], batches, self.dtype, self.device, stop
+        )
         for index, logprobs in zip(counted, found, strict=True):
             results[index] = logprobs
         return results

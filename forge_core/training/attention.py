@@ -10,6 +10,7 @@ Guarantees:
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +50,11 @@ def attend(
     q_BNLH, k_BNLH, v_BNLH = (x.transpose(1, 2) for x in (q_BLNH, k_BLNH, v_BLNH))
     if mask is not None and not isinstance(mask, Tensor):
         return _flex()(q_BNLH, k_BNLH, v_BNLH, block_mask=mask, scale=scale, enable_gqa=enable_gqa).transpose(1, 2)
-    arguments = {"attn_mask": mask, "is_causal": mask is None, "scale": scale, "enable_gqa": enable_gqa}
-    if not q_BLNH.is_cuda:
-        return F.scaled_dot_product_attention(q_BNLH, k_BNLH, v_BNLH, **arguments).transpose(1, 2)
-    with sdpa_kernel(_GPU_KERNELS, set_priority=True):
-        return F.scaled_dot_product_attention(q_BNLH, k_BNLH, v_BNLH, **arguments).transpose(1, 2)
+    with sdpa_kernel(_GPU_KERNELS, set_priority=True) if q_BLNH.is_cuda else nullcontext():
+        out_BNLH = F.scaled_dot_product_attention(
+            q_BNLH, k_BNLH, v_BNLH, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=enable_gqa
+        )
+    return out_BNLH.transpose(1, 2)
 
 
 def _dense_mask(document_ids_BT: Tensor, dtype: torch.dtype) -> Tensor:

@@ -4,7 +4,8 @@ Guarantees:
 - A checkpoint holds everything that decides the next step: float32 parameters, optimizer state, the step (which fixes
   the learning rate), torch's random state, and whatever JSON the caller adds.
 - Loading is all or nothing in names and shapes: a checkpoint of another model is an error and changes nothing.
-- Tensors are in torch's distributed checkpoint format, so a later run may load them with other ranks.
+- Tensors are in torch's distributed checkpoint format: every rank writes its part, and a later run may load them with
+  other ranks.
 
 Files: ``.metadata`` and ``__<rank>_<n>.distcp`` (tensors), ``trainer.json`` (the rest).
 """
@@ -20,6 +21,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from forge_core.training.collectives import gathered
+
 STATE = "trainer.json"
 _FORMAT = 1
 
@@ -33,20 +36,28 @@ def save_checkpoint(folder: Path, tensors: dict[str, Tensor], state: dict[str, A
         (folder / STATE).write_text(text + "\n")
 
 
-def load_checkpoint(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Copy a checkpoint into ``tensors`` in place, restore torch's random state, and return the rest."""
+def load_checkpoint(
+    folder: Path, tensors: dict[str, Tensor], stages: dist.ProcessGroup | None = None
+) -> dict[str, Any]:
+    """Copy a checkpoint into ``tensors`` in place, restore torch's random state, and return the rest.
+
+    ``stages``: the group with one rank of each pipeline stage, whose tensors together are those of the checkpoint.
+    """
     state_file = folder / STATE
     if not state_file.is_file():
         raise ValueError(f"{folder} is not a checkpoint: it has no {STATE}")
     state = json.loads(state_file.read_text())
     if state.pop("format") != _FORMAT:
         raise ValueError(f"{state_file} has another format than this release of Forge, which reads format {_FORMAT}")
-    wanted = {**tensors, **_random_state()}
-    _check_same(folder, wanted)
+    stored = _stored_shapes(folder)
+    random = {name: value for name, value in _random_state().items() if name in stored}  # none of a GPU from a CPU
+    wanted = {**tensors, **random}
+    shapes = gathered({name: tuple(tensor.shape) for name, tensor in wanted.items()}, stages)
+    _check_same(folder, stored, {name: shape for part in shapes for name, shape in part.items()})
     dcp.load(wanted, storage_reader=dcp.FileSystemReader(folder))
-    torch.set_rng_state(wanted["random.cpu"])
-    if "random.cuda" in wanted:
-        torch.cuda.set_rng_state(wanted["random.cuda"])
+    torch.set_rng_state(random["random.cpu"])
+    if "random.cuda" in random:
+        torch.cuda.set_rng_state(random["random.cuda"])
     return state
 
 
@@ -57,12 +68,16 @@ def _random_state() -> dict[str, Tensor]:
     return state
 
 
-def _check_same(folder: Path, wanted: dict[str, Tensor]) -> None:
+def _stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    shapes = {name: getattr(metadata, "size", None) for name, metadata in stored.items()}
-    different = {name for name in shapes | wanted if name not in wanted or shapes.get(name) != wanted[name].shape}
+    return {name: tuple(getattr(metadata, "size", ())) for name, metadata in stored.items()}
+
+
+def _check_same(folder: Path, stored: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> None:
+    names = {name for name in stored if not name.startswith("random.")} | set(wanted)
+    different = {name for name in names if stored.get(name) != wanted.get(name)}
     if different:
-        names = ", ".join(sorted(different)[:5])
+        shown = ", ".join(sorted(different)[:5])
         raise ValueError(
-            f"{folder} holds a checkpoint of another model: {len(different)} tensors differ, such as {names}"
+            f"{folder} holds a checkpoint of another model: {len(different)} tensors differ, such as {shown}"
         )

@@ -1,22 +1,18 @@
-"""Hugging Face folders in and out.
+"""Hugging Face folders into a model.
 
 Guarantees:
 - Loading fills every parameter exactly once; a missing, unexpected or misshapen tensor is an error that names it.
-- What ``export`` writes loads in ``transformers``: safetensors files of at most ``shard_bytes`` (an index when there
-  are several), ``config.json`` with the written type, and every tokenizer file of the source folder.
 - Names are the only difference between the two sides: no tensor is permuted or merged.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -24,18 +20,6 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from forge_core.training.architecture import Architecture, hf_names
 
 INDEX = "model.safetensors.index.json"
-_COMPANIONS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-)
 
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -54,12 +38,15 @@ def full_tensor(tensor: Tensor) -> Tensor:
 def load_weights(model: nn.Module, arch: Architecture, model_dir: Path) -> None:
     """Copy the folder's tensors into ``model`` (each rank keeps its shard). Raises ValueError as the module says."""
     parameters = dict(named_parameters(model))
-    waiting = {theirs: parameters[ours] for ours, theirs in hf_names(arch).items()}
+    known = {theirs: ours for ours, theirs in hf_names(arch).items()}
+    waiting = {theirs: parameters[ours] for theirs, ours in known.items() if ours in parameters}
     unexpected = []
     tied_head: Tensor | None = None
     for name, tensor in _tensors(model_dir):
         if name in waiting:
             _copy(waiting.pop(name), tensor, name, model_dir)
+        elif name in known:
+            continue  # another pipeline stage's
         elif arch.tied and name == "lm_head.weight":
             tied_head = tensor
         elif not name.endswith(
@@ -68,44 +55,14 @@ def load_weights(model: nn.Module, arch: Architecture, model_dir: Path) -> None:
             unexpected.append(name)
     _refuse("lacks", list(waiting), model_dir)
     _refuse("holds unknown", unexpected, model_dir)
+    if tied_head is None:
+        return
     embedding = parameters["tok_embeddings.weight"]
-    if tied_head is not None and not torch.equal(full_tensor(embedding).cpu(), tied_head.to(embedding.dtype)):
+    if not torch.equal(full_tensor(embedding).cpu(), tied_head.to(embedding.dtype)):
         raise ValueError(
             f"{model_dir} says tie_word_embeddings=true but its lm_head.weight differs from model.embed_tokens.weight: "
             "set tie_word_embeddings to false in config.json"
         )
-
-
-def export(model: nn.Module, arch: Architecture, source: Path, folder: Path, dtype: str, shard_bytes: int) -> None:
-    """Write the model to ``folder`` in type ``dtype``; configuration and tokenizer files come from ``source``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    torch_dtype = getattr(torch, dtype)
-    parameters = dict(named_parameters(model))
-    named = {theirs: parameters[ours] for ours, theirs in hf_names(arch).items()}
-    shards = plan_shards({name: p.numel() * torch_dtype.itemsize for name, p in named.items()}, shard_bytes)
-    weight_map: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):
-        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {name: full_tensor(named[name]).to("cpu", torch_dtype).contiguous() for name in names}
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(names, file)
-    if len(shards) > 1:
-        total = sum(p.numel() for p in named.values()) * torch_dtype.itemsize
-        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-    _copy_companions(source, folder, dtype)
-
-
-def plan_shards(sizes: dict[str, int], shard_bytes: int) -> list[list[str]]:
-    """Names in order, cut where a file would exceed ``shard_bytes`` (a larger tensor gets a file of its own)."""
-    shards: list[list[str]] = [[]]
-    used = 0
-    for name, size in sizes.items():
-        if shards[-1] and used + size > shard_bytes:
-            shards.append([])
-            used = 0
-        shards[-1].append(name)
-        used += size
-    return shards
 
 
 def _tensors(model_dir: Path) -> Iterator[tuple[str, Tensor]]:
@@ -142,16 +99,3 @@ def _refuse(what: str, names: list[str], model_dir: Path) -> None:
     if names:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         raise ValueError(f"{model_dir} {what} tensors that its config.json implies otherwise: {shown}")
-
-
-def _copy_companions(source: Path, folder: Path, dtype: str) -> None:
-    for name in _COMPANIONS:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
-    config = json.loads((source / "config.json").read_text())
-    config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
-    _write_json(folder / "config.json", config)
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")

@@ -52,7 +52,7 @@ class Vocabulary:
     def logsumexp(self, lse_N: Tensor) -> Tensor:
         """Of all ranks' logits, given this rank's."""
         lse_RN = lse_N.new_empty(dist.get_world_size(self.group), len(lse_N))
-        dist.all_gather_into_tensor(lse_RN, lse_N.contiguous(), group=self.group)
+        dist.all_gather(list(lse_RN), lse_N.contiguous(), group=self.group)
         return lse_RN.logsumexp(0)
 
     def sum(self, values: Tensor) -> Tensor:

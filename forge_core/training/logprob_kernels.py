@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from forge_core.training.logprob_head import Vocabulary
 
 _CHUNK = 1 << 28  # logits: 512 MiB in bfloat16
+_ROWS = 128  # a chunk has a multiple of this many rows, for the matrix products' sake
 _KEPT_SHARE = 16  # a sixteenth of the memory
 
 
@@ -39,17 +40,17 @@ class FusedTargetLogprobs(torch.autograd.Function):
             index_N, here_N = vocabulary.own(target_N)
             own_N = index_N.where(here_N, -1)
         keep = any(ctx.needs_input_grad) and _fits(hidden_ND, weight_VD)
-        logits_NV = hidden_ND @ weight_VD.T if keep else None
-        chunks = [_ALL] if keep else _chunks(hidden_ND, weight_VD)
+        logits_NV = hidden_ND.new_empty(len(own_N), len(weight_VD)) if keep else None
         found_3N = hidden_ND.new_empty(3, len(own_N), dtype=torch.float32)
-        for part in chunks if len(own_N) else []:
-            logits_CV = hidden_ND[part] @ weight_VD.T if logits_NV is None else logits_NV
+        for part in _chunks(hidden_ND, weight_VD):  # whether kept or not: the same products, so the same bits
+            out_CV = None if logits_NV is None else logits_NV[part]
+            logits_CV = torch.mm(hidden_ND[part], weight_VD.T, out=out_CV)
             found = _by_rows(_statistics, 1.0 / temperature, logits_CV, own_N[part])
             for row, values_C in enumerate(found):
                 found_3N[row, part] = values_C
-        logprobs_N, entropy_N, lse_N = _combined(*found_3N.unbind(), vocabulary)
+        logprobs_N, entropy_N, lse_N = _combined(found_3N, vocabulary)
         ctx.save_for_backward(hidden_ND, weight_VD, own_N, lse_N, entropy_N, logits_NV)
-        ctx.temperature, ctx.chunks = temperature, chunks if len(own_N) else []
+        ctx.temperature = temperature
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
 
@@ -57,22 +58,19 @@ class FusedTargetLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None, None]:
         hidden_ND, weight_VD, own_N, lse_N, entropy_N, logits_NV = ctx.saved_tensors
         scale, rows = 1.0 / ctx.temperature, [own_N, lse_N, torch.zeros_like(lse_N) if grads[0] is None else grads[0]]
-        gradient = _gradient
+        gradient: Callable[..., None] = _gradient
         if grads[1] is not None:
             gradient, rows = _gradient_with_entropy, [*rows, entropy_N, grads[1]]
-        if logits_NV is not None and ctx.chunks:
+        if logits_NV is not None and len(logits_NV):
             _by_rows(gradient, scale, logits_NV, *rows)
             return logits_NV @ weight_VD, logits_NV.T @ hidden_ND, None, None, None
         grad_hidden_ND, grad_weight_VD = torch.zeros_like(hidden_ND), torch.zeros_like(weight_VD, dtype=torch.float32)
-        for part in ctx.chunks:
+        for part in _chunks(hidden_ND, weight_VD):
             logits_CV = hidden_ND[part] @ weight_VD.T
             _by_rows(gradient, scale, logits_CV, *(row_N[part] for row_N in rows))
             grad_hidden_ND[part] = logits_CV @ weight_VD
             _accumulate(grad_weight_VD, logits_CV.T, hidden_ND[part])
         return grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype), None, None, None
-
-
-_ALL = slice(None)
 
 
 def _statistics(scale: float, logits_CV: Tensor, own_C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,10 +85,9 @@ def _statistics(scale: float, logits_CV: Tensor, own_C: Tensor) -> tuple[Tensor,
     return target_C, mean_C, largest_C1.squeeze(1) + total_C.log()
 
 
-def _combined(
-    target_N: Tensor, mean_N: Tensor, lse_N: Tensor, vocabulary: Vocabulary | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities, entropies and logsumexp over all ranks of the vocabulary."""
+def _combined(found_3N: Tensor, vocabulary: Vocabulary | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities, entropies and logsumexp over all ranks of the vocabulary, from each row's statistics."""
+    target_N, mean_N, lse_N = found_3N
     if vocabulary is not None:
         whole_N = vocabulary.logsumexp(lse_N)
         target_N, mean_N = vocabulary.sum(torch.stack([target_N, mean_N * (lse_N - whole_N).exp()])).unbind()
@@ -147,7 +144,7 @@ def _fits(hidden_ND: Tensor, weight_VD: Tensor) -> bool:
 
 
 def _chunks(hidden_ND: Tensor, weight_VD: Tensor) -> list[slice]:
-    size = max(_CHUNK // weight_VD.shape[0], 1)
+    size = max(_CHUNK // weight_VD.shape[0] // _ROWS * _ROWS, _ROWS)
     return [slice(start, start + size) for start in range(0, hidden_ND.shape[0], size)]
 
 

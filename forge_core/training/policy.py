@@ -12,14 +12,15 @@ Guarantees:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from forge_core.data_model import TextTrainBatch
 from forge_core.stop import StopToken
@@ -38,7 +39,8 @@ class Prepared:
     """A micro-batch on the device, and how to compute it.
 
     ``index_N`` are the flat positions that count, ``target_N`` their targets. ``positions`` and ``mask`` are None where
-    every row holds one document.
+    every row holds one document. ``inputs`` are the hidden states of the pipeline stage before (None on the first), of
+    which each rank of ``tensor`` has a part of the positions.
     """
 
     batch: TextTrainBatch
@@ -46,6 +48,17 @@ class Prepared:
     target_N: Tensor
     positions: Tensor | None
     mask: Any
+    inputs: Tensor | None = None
+    tensor: DeviceMesh | None = None
+
+    @property
+    def model_inputs(self) -> Tensor:
+        """Token ids, or the hidden states of the stage before."""
+        if self.inputs is None:
+            return self.batch.input_ids
+        if self.tensor is None:
+            return self.inputs
+        return DTensor.from_local(self.inputs, self.tensor, [Shard(1)], run_check=False)
 
 
 def prepare(batch: TextTrainBatch, device: torch.device, dtype: torch.dtype) -> Prepared:
@@ -73,7 +86,7 @@ def padded(batch: TextTrainBatch, multiple: int) -> TextTrainBatch:
 
 def logits(model: PolicyModel, prepared: Prepared) -> Tensor:
     """All logits, ``[B, T, V]`` in the compute type: for losses that need them; large for a large vocabulary."""
-    result = model(prepared.batch.input_ids, prepared.positions, prepared.mask)
+    result = model(prepared.model_inputs, prepared.positions, prepared.mask)
     assert isinstance(result, Tensor)
     return result.full_tensor() if isinstance(result, DTensor) else result
 
@@ -90,17 +103,16 @@ def logprobs(model: PolicyModel, prepared: Prepared, temperature: float) -> tupl
     query = HeadQuery(prepared.index_N, prepared.target_N, temperature)
     mask_BT = prepared.batch.target_mask
     zeros = torch.zeros(mask_BT.numel(), device=mask_BT.device)
-    found = model(prepared.batch.input_ids, prepared.positions, prepared.mask, query)
+    found = model(prepared.model_inputs, prepared.positions, prepared.mask, query)
     logprobs_BT, entropy_BT = (zeros.index_put((prepared.index_N,), x_N).view_as(mask_BT) for x_N in found)
     return logprobs_BT, entropy_BT
 
 
 @torch.no_grad()
 def document_logprobs(
-    model: PolicyModel,
+    compute: Callable[[Prepared], Tensor | None],
     batches: Sequence[TextTrainBatch],
     dtype: torch.dtype,
-    temperature: float,
     device: torch.device,
     stop: StopToken | None = None,
     *,
@@ -109,16 +121,19 @@ def document_logprobs(
 ) -> list[list[float]]:
     """Log-probabilities at the masked-in positions of every document, in order of ``document_ids`` (or of rows).
 
+    ``compute``: what gives a micro-batch's log-probabilities ``[B, T]`` (None on a pipeline stage before the last).
     ``count``: how many documents there are; left out: those of the batches. Raises ``Stopped`` between micro-batches
     when ``stop`` is set (``together``: on any rank of the process group, all of which make this call).
     """
     computed = []
     for batch in batches:
         check_stop(stop, together)
-        computed.append(logprobs(model, prepare(batch, device, dtype), temperature)[0])
+        computed.append(compute(prepare(batch, device, dtype)))
     results: list[list[float]] = [[] for _ in range(documents(batches) if count is None else count)]
     rows_before = 0
     for batch, logprobs_BT in zip(batches, computed, strict=True):
+        if logprobs_BT is None:
+            continue
         counted_BT = batch.target_mask > 0
         ids_BT = batch.document_ids
         if ids_BT is None:

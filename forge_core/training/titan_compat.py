@@ -109,11 +109,14 @@ class PolicyModel(Qwen3Model):
         attention_masks: Any = None,
         query: HeadQuery | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """``[B, T]`` tokens -> logits ``[B, T, V]``, or (log-probabilities, entropies) ``[N]`` of ``query``."""
-        h_BTD = self.tok_embeddings(tokens)
+        """``[B, T]`` tokens -> logits ``[B, T, V]``, or (log-probabilities, entropies) ``[N]`` of ``query``.
+
+        A pipeline stage takes and gives hidden states ``[B, T, D]``, except at the ends.
+        """
+        h_BTD = tokens if self.tok_embeddings is None else self.tok_embeddings(tokens)
         for layer in self.layers.values():
             h_BTD = layer(h_BTD, attention_masks, positions)
-        return self.lm_head(self.norm(h_BTD), query)
+        return h_BTD if self.lm_head is None else self.lm_head(self.norm(h_BTD), query)
 
 
 class MaskedAttention(Module):

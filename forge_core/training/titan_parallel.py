@@ -19,7 +19,9 @@ import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
 
 from forge_core.training.architecture import Architecture
+from forge_core.training.hf_export import Writers
 from forge_core.training.packing import round_up
+from forge_core.training.pipeline import Pipeline, stage_layers
 from forge_core.training.settings import TrainerSettings
 from forge_core.training.titan_compat import PolicyModel, model_config  # first: it prepares torchtitan's import
 
@@ -51,6 +53,19 @@ class Mesh:
         group = self.group("batch")
         return 0 if group is None else dist.get_rank(group)
 
+    def pipeline(self, width: int, dtype: torch.dtype, device: torch.device) -> Pipeline | None:
+        """The stages that micro-batches go through; None where there is only this one."""
+        group = self.group("pp")
+        if self.dims is None or group is None:
+            return None
+        return Pipeline(group, width, dtype, device, self.dims.get_optional_mesh("tp"))
+
+    @property
+    def writers(self) -> Writers:
+        """This rank's part in an export."""
+        ranks = 1 if self.dims is None else self.dims.dp_shard * self.dims.tp
+        return Writers(dist.get_rank() % ranks, ranks, self.group("pp"), dist.get_rank() == 0)
+
 
 def ensure_process_group() -> None:
     """Join the process group that a launcher made, or make a group of one process that needs no port."""
@@ -76,6 +91,7 @@ def build_model(arch: Architecture, settings: TrainerSettings, device: torch.dev
     mesh = Mesh()
     if dist.get_world_size() > 1 or settings.dtype != "float32":
         mesh = Mesh(_dimensions(parallelism, device))
+    _keep_stage(model, mesh)
     _divide(model, mesh, settings)
     _wrap_layers(model, mesh, settings)
     if mesh.dims is not None:
@@ -136,7 +152,29 @@ def _dimensions(parallelism: ParallelismConfig, device: torch.device) -> Paralle
     titan_dims.device_type = device.type  # a mesh of this device's kind, whatever else the machine has
     dims = ParallelDims.from_config(parallelism, world)
     dims.build_mesh()
+    if dims.tp_enabled:
+        dims.get_mesh(["fsdp", "tp"])._flatten()  # the gradient norm is summed over both at once
     return dims
+
+
+def _keep_stage(model: PolicyModel, mesh: Mesh) -> None:
+    """Pipeline parallelism: drop what other stages compute."""
+    group = mesh.group("pp")
+    if group is None:
+        return
+    if model.enable_weight_tying:
+        raise ValueError(
+            "parallelism.pipeline_parallel_degree is more than 1, but the model's embeddings are tied "
+            "(tie_word_embeddings): first and last stage would share a matrix. Use data or tensor parallelism instead"
+        )
+    stage, stages = dist.get_rank(group), dist.get_world_size(group)
+    kept = stage_layers(len(model.layers), stage, stages)
+    for name in [name for name in model.layers if int(name) not in kept]:
+        del model.layers[name]
+    if stage > 0:
+        model.tok_embeddings = None
+    if stage < stages - 1:
+        model.norm = model.lm_head = None
 
 
 def _divide(model: PolicyModel, mesh: Mesh, settings: TrainerSettings) -> None:

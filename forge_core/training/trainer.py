@@ -16,16 +16,16 @@ Guarantees:
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from forge_core.algorithms.metrics import accumulate, is_maximum
+from forge_core.algorithms.metrics import accumulate
 from forge_core.algorithms.ops import Totals
 from forge_core.data_model import ForwardBackwardResult, OptimStepResult, TextTrainBatch
 from forge_core.stop import StopToken
@@ -33,29 +33,16 @@ from forge_core.training import hf_io, policy, sharing
 from forge_core.training.architecture import read_architecture
 from forge_core.training.checkpoint import load_checkpoint, save_checkpoint
 from forge_core.training.collectives import check_stop, gathered, reduced
+from forge_core.training.hf_export import export
+from forge_core.training.micro_loss import Loss, micro_loss
 from forge_core.training.optimizer import build_optimizer, learning_rate, named_state
 from forge_core.training.packing import PAD_ID, Sample, build, documents, few_shapes
+from forge_core.training.pipeline import FLUSH
+from forge_core.training.policy import Prepared
 from forge_core.training.settings import TrainerSettings
+from forge_core.training.state_digest import state_digest
 
 Batches = TextTrainBatch | Sequence[TextTrainBatch]
-
-
-class LogprobLoss(Protocol):
-    """A loss over log-probabilities: the fast path, which never builds ``[B, T, V]`` logits."""
-
-    def from_logprobs(
-        self, logprobs_BT: Tensor, entropy_BT: Tensor, batch: TextTrainBatch, totals: Totals
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """This micro-batch's share of the loss over ``totals``, and metrics that add up over micro-batches."""
-        ...
-
-
-LogitsLoss = Callable[..., tuple[Tensor, dict[str, Any]]]
-"""``(logits, target_ids, advantages, generator_logprobs, loss_mask, ref_logprobs) -> (loss, metrics)``: means over one
-micro-batch, which the trainer weights by the micro-batch's share of loss tokens. Logits are float32, divided by the
-temperature."""
-
-Loss = LogprobLoss | LogitsLoss
 
 
 class TitanTrainer:
@@ -91,6 +78,7 @@ class TitanTrainer:
             torch.set_num_threads(self.threads)
         self._clip, self._reshard = clip_grad_norm_, reshard
         self._model, self._mesh = build_model(self._arch, self.settings, self.device)
+        self._pipeline = self._mesh.pipeline(self._arch.dim, self._dtype, self.device)
         hf_io.load_weights(self._model, self._arch, self.model_dir)
         self._optimizer = build_optimizer(self._model, self.settings)
         self.step, self._has_gradients = 0, False
@@ -109,11 +97,7 @@ class TitanTrainer:
         self, samples: Sequence[Sample], *, temperature: float, stop: StopToken | None = None
     ) -> list[list[float]]:
         """Per sample, in order: log-probabilities of its tokens with ``loss_mask``, computed by all ranks together."""
-        model, _ = self._ready()
-        batches = list(self._own_batches(samples))
-        own = policy.document_logprobs(
-            model, batches, self._dtype, temperature, self.device, stop, count=len(samples), together=True
-        )
+        own = self._logprobs(list(self._own_batches(samples)), temperature, stop, count=len(samples))
         shares = gathered(own, self._mesh.group("batch"))
         return [next((own for own in found if own), []) for found in zip(*shares, strict=True)]
 
@@ -150,30 +134,64 @@ class TitanTrainer:
         """Add gradients; ``whole``: results are summed over the data-parallel ranks."""
         model, _ = self._ready()
         sums: dict[str, Tensor] = {}
+
+        def loss_of(prepared: Prepared) -> Tensor:
+            loss, metrics = micro_loss(model, prepared, loss_fn, temperature, totals)
+            accumulate(sums, {"": loss, **metrics})
+            return loss
+
         with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
-            for batch in batches:
-                check_stop(stop, together=whole)
-                batch = policy.padded(batch, self.settings.tensor_parallel)
-                loss, metrics = _loss(model, batch, loss_fn, temperature, totals, self.device, self._dtype)
-                loss.backward()
+            for group in self._flushes(batches):
+                check_stop(stop, together=True)
+                prepared = [policy.prepare(self._padded(batch), self.device, self._dtype) for batch in group]
+                if self._pipeline is None:
+                    loss_of(prepared[0]).backward()
+                else:
+                    self._pipeline.forward_backward(model, prepared, loss_of)
                 self._has_gradients = True
-                accumulate(sums, {"": loss, **metrics})
         values = reduced(sums, self._mesh.group("batch") if whole else None, self.device)
+        values = gathered(values, self._mesh.group("pp"))[-1]  # of the last pipeline stage
         return ForwardBackwardResult(values.pop("", 0.0), values)
+
+    def _flushes(self, batches: Iterable[TextTrainBatch]) -> Iterator[list[TextTrainBatch]]:
+        """Micro-batches between which a stop is looked for: one by one, or what fills a pipeline."""
+        size = 1 if self._pipeline is None else FLUSH * self.settings.pipeline_parallel
+        remaining = iter(batches)
+        while group := list(islice(remaining, size)):
+            yield group
+
+    def _logprobs(
+        self, batches: list[TextTrainBatch], temperature: float, stop: StopToken | None, count: int | None = None
+    ) -> list[list[float]]:
+        model, _ = self._ready()
+
+        def finish(prepared: Prepared) -> Tensor:
+            return policy.logprobs(model, prepared, temperature)[0]
+
+        def compute(prepared: Prepared) -> Tensor | None:
+            return finish(prepared) if self._pipeline is None else self._pipeline.forward(model, prepared, finish)
+
+        own = policy.document_logprobs(
+            compute, batches, self._dtype, self.device, stop, count=count, together=self._pipeline is None
+        )
+        return gathered(own, self._mesh.group("pp"))[-1]
+
+    def _padded(self, batch: TextTrainBatch) -> TextTrainBatch:
+        return policy.padded(batch, self.settings.tensor_parallel)
 
     def _own_batches(self, samples: Sequence[Sample]) -> Iterable[TextTrainBatch]:
         """This rank's micro-batches, built as they are asked for."""
         s, fixed = self.settings, few_shapes(self.device, self.settings.compile)
         ranks = sharing.layouts(samples, s.token_budget, s.seq_len, s.data_parallel, fixed=fixed)
-        own = (build(samples, layout, PAD_ID) for layout in ranks[self._mesh.data_rank])
-        return (policy.padded(batch, s.tensor_parallel) for batch in own)
+        return (self._padded(build(samples, layout, PAD_ID)) for layout in ranks[self._mesh.data_rank])
 
     def optim_step(self) -> OptimStepResult:
         """Clip the gradients, step, clear them. Raises RuntimeError without gradients or when they are not finite."""
         model, optimizer = self._ready()
         if not self._has_gradients:
             raise RuntimeError("optim_step has no gradients to apply: call forward_backward first")
-        norm = float(self._clip(model.parameters(), self.settings.max_norm, foreach=True))
+        stages = None if self._mesh.dims is None else self._mesh.dims.get_optional_mesh("pp")
+        norm = float(self._clip(model.parameters(), self.settings.max_norm, foreach=True, pp_mesh=stages))
         if not math.isfinite(norm):
             self.clear_gradients()
             raise RuntimeError(f"optimizer step {self.step} has gradient norm {norm}: nothing was changed")
@@ -206,8 +224,7 @@ class TitanTrainer:
     def logprobs(self, batches: Batches, temperature: float = 1.0, stop: StopToken | None = None) -> list[list[float]]:
         """Per document, in order of ``document_ids``: log-probabilities at its positions with ``target_mask`` 1."""
         micro_batches = [batches] if isinstance(batches, TextTrainBatch) else list(batches)
-        model, _ = self._ready()
-        return policy.document_logprobs(model, micro_batches, self._dtype, temperature, self.device, stop)
+        return self._logprobs([self._padded(batch) for batch in micro_batches], temperature, stop)
 
     def save(self, folder: Path, extra: dict[str, Any] | None = None) -> None:
         """Write a checkpoint; ``extra`` is any JSON-able state of the caller. Gradients are not part of it."""
@@ -217,23 +234,22 @@ class TitanTrainer:
         """Go back to a checkpoint and return its ``extra``. Raises ValueError when it is of another model."""
         tensors = named_state(*self._ready())
         self.clear_gradients()
-        state = load_checkpoint(Path(folder), tensors)
+        state = load_checkpoint(Path(folder), tensors, self._mesh.group("pp"))
         self.step = state["step"]
         return state["extra"]
 
     def push_weights(self, folder: Path) -> None:
-        """Write a Hugging Face folder: safetensors shards, ``config.json`` and tokenizer files."""
+        """Write a Hugging Face folder: safetensors shards, ``config.json`` and tokenizer files.
+
+        Every rank writes its share of the shards, to a folder of its own or a common one; rank 0 writes the rest.
+        """
         model, _ = self._ready()
-        s = self.settings
-        hf_io.export(model, self._arch, self.model_dir, Path(folder), s.weights_dtype, s.shard_bytes)
+        s, writers = self.settings, self._mesh.writers
+        export(model, self._arch, self.model_dir, Path(folder), s.weights_dtype, s.shard_bytes, writers)
 
     def state_digest(self) -> str:
         """sha256 over name and float32 bytes of every parameter, in name order."""
-        digest = hashlib.sha256()
-        for name, parameter in sorted(hf_io.named_parameters(self._ready()[0])):
-            digest.update(name.encode())
-            digest.update(hf_io.full_tensor(parameter).float().cpu().contiguous().numpy().data)
-        return digest.hexdigest()
+        return state_digest(self._ready()[0], self._mesh.group("pp"))
 
     def get_config(self) -> dict[str, Any]:
         """Settings, model folder and device, JSON-able."""
@@ -267,31 +283,3 @@ class TitanTrainer:
     def _count(self, batches: Sequence[TextTrainBatch]) -> Totals:
         tokens = sum(int((batch.target_mask > 0).sum()) for batch in batches)
         return Totals(tokens, documents(batches), self.settings.horizon)
-
-
-def _loss(
-    model: Any,
-    batch: TextTrainBatch,
-    loss_fn: Loss,
-    temperature: float,
-    totals: Totals,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> tuple[Tensor, dict[str, Any]]:
-    """Loss and metrics of one micro-batch, on the device."""
-    prepared = policy.prepare(batch, device, dtype)
-    there = prepared.batch
-    if hasattr(loss_fn, "from_logprobs"):
-        logprobs_BT, entropy_BT = policy.logprobs(model, prepared, temperature)
-        return loss_fn.from_logprobs(logprobs_BT, entropy_BT, there, totals)
-    logits_BTV = policy.logits(model, prepared).float() / temperature
-    loss, metrics = cast(LogitsLoss, loss_fn)(
-        logits_BTV,
-        there.target_ids,
-        there.target_weights,
-        there.generator_logprobs,
-        there.target_mask,
-        there.ref_logprobs,
-    )
-    share = len(prepared.index_N) / max(totals.tokens, 1)
-    return loss * share, {n: value if is_maximum(n) else value * share for n, value in metrics.items()}

@@ -1,0 +1,158 @@
+"""A model as a Hugging Face folder, written by all its ranks together.
+
+Guarantees:
+- What ``export`` writes loads in ``transformers``: safetensors files of at most ``shard_bytes`` (an index when there
+  are several), ``config.json`` with the written type, and every tokenizer file of the source folder.
+- Each file is written by one rank; a rank holds the tensors of two files at most.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from forge_core.training.architecture import Architecture, hf_names
+from forge_core.training.collectives import gathered
+from forge_core.training.hf_io import INDEX, full_tensor, named_parameters
+
+_COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+
+
+@dataclass(frozen=True)
+class Writers:
+    """Who writes an export. The ranks of one pipeline stage hold the same tensors and divide the files among
+    themselves; ``stages`` is the group with one rank of each stage (None: there is only one)."""
+
+    rank: int = 0
+    ranks: int = 1
+    stages: ProcessGroup | None = None
+    first: bool = True  # writes the index, config.json and the tokenizer files
+
+
+ALONE = Writers()
+
+
+def export(
+    model: nn.Module,
+    arch: Architecture,
+    source: Path,
+    folder: Path,
+    dtype: str,
+    shard_bytes: int,
+    writers: Writers = ALONE,
+) -> None:
+    """Write the model to ``folder`` in type ``dtype``; configuration and tokenizer files come from ``source``.
+
+    Every rank calls it, with a folder of its own or a common one: each gathers every tensor and writes its share of the
+    files (at least one a rank, where there are as many tensors).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    torch_dtype = getattr(torch, dtype)
+    parameters = dict(named_parameters(model))
+    named = {theirs: parameters[ours] for ours, theirs in hf_names(arch).items() if ours in parameters}
+    sizes = {name: p.numel() * torch_dtype.itemsize for name, p in named.items()}
+    plans = gathered((plan_shards(sizes, shard_bytes, writers.ranks), sum(sizes.values())), writers.stages)
+    files = _file_names([len(shards) for shards, _ in plans])
+    stage = 0 if writers.stages is None else dist.get_rank(writers.stages)
+    _write_files(named, dict(zip(files[stage], plans[stage][0], strict=True)), folder, torch_dtype, writers)
+    if not writers.first:
+        return
+    weight_map = {
+        name: file
+        for (shards, _), names_of_files in zip(plans, files, strict=True)
+        for names, file in zip(shards, names_of_files, strict=True)
+        for name in names
+    }
+    if len(set(weight_map.values())) > 1:
+        total = sum(size for _, size in plans)
+        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    _copy_companions(source, folder, dtype)
+
+
+def _write_files(
+    named: dict[str, nn.Parameter], files: dict[str, list[str]], folder: Path, dtype: torch.dtype, writers: Writers
+) -> None:
+    """Gather every file's tensors in turn, and write this rank's files: one while the next is gathered."""
+    written: Future[None] | None = None
+    with ThreadPoolExecutor(1) as pool:
+        for number, (file, names) in enumerate(files.items()):
+            mine = number % writers.ranks == writers.rank
+            tensors = {name: _whole(named[name], dtype, mine) for name in names}
+            if not mine:
+                continue
+            if written is not None:
+                written.result()  # no more than two files in memory
+            written = pool.submit(save_file, tensors, folder / file, {"format": "pt"})
+    if written is not None:
+        written.result()
+
+
+def _whole(parameter: Tensor, dtype: torch.dtype, wanted: bool) -> Tensor:
+    """The tensor on the CPU where it is ``wanted``; the others only help to gather it, in the type that is written."""
+    tensor = full_tensor(parameter.detach().to(dtype))
+    return tensor.to("cpu").contiguous() if wanted else tensor
+
+
+def _file_names(counts: list[int]) -> list[list[str]]:
+    """Per pipeline stage the names of its files."""
+    total = sum(counts)
+    if total == 1:
+        return [["model.safetensors"] * count for count in counts]
+    numbers = iter(range(1, total + 1))
+    return [[f"model-{next(numbers):05d}-of-{total:05d}.safetensors" for _ in range(count)] for count in counts]
+
+
+def plan_shards(sizes: dict[str, int], shard_bytes: int, at_least: int = 1) -> list[list[str]]:
+    """Names in order, cut where a file would exceed ``shard_bytes`` (a larger tensor gets a file of its own), into
+    ``at_least`` files where there are as many tensors."""
+    limit = min(shard_bytes, -(-sum(sizes.values()) // at_least))
+    shards = _cut(sizes, limit)
+    while len(shards) < min(at_least, len(sizes)):
+        limit = limit * 3 // 4
+        shards = _cut(sizes, limit)
+    return shards
+
+
+def _cut(sizes: dict[str, int], limit: int) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    used = 0
+    for name, size in sizes.items():
+        if shards[-1] and used + size > limit:
+            shards.append([])
+            used = 0
+        shards[-1].append(name)
+        used += size
+    return shards
+
+
+def _copy_companions(source: Path, folder: Path, dtype: str) -> None:
+    for name in _COMPANIONS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    config = json.loads((source / "config.json").read_text())
+    config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
+    _write_json(folder / "config.json", config)
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
