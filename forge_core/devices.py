@@ -67,6 +67,14 @@ def gpu_ids(listed: str | None, count: int) -> tuple[str, ...]:
     return tuple(word.strip() for word in listed.split(","))[:count]
 
 
+def gpu_memory() -> dict[str, int]:
+    """Bytes of memory of each visible GPU, by id."""
+    import torch
+
+    sizes = (torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count()))
+    return dict(zip(visible_gpus(), sizes, strict=True))
+
+
 def torch_device(gpu: str) -> str:
     """Torch's name of a visible GPU in this process, such as ``cuda:1`` (on ROCm too); ``cpu`` for no id."""
     return f"cuda:{visible_gpus().index(gpu)}" if gpu else CPU

@@ -1,26 +1,25 @@
 """What a run will take, said in one line before it starts.
 
 The figures are rough on purpose: parameters from the model's configuration, floating-point operations per token from
-the usual 2N (forward) and 6N (forward and backward), and this machine's speed from a matrix product of 50 ms.
+the usual 2N (forward) and 6N (forward and backward), and this machine's speed from a matrix product of 50 ms. Memory is
+that of ``memory_estimate.py``.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from forge_core.config import RunConfig
-from forge_core.config.run_config import ScratchModel
+from forge_core.devices import gpu_memory, place
+from forge_core.runs.memory_estimate import PROCESS, roles_memory
+from forge_core.runs.model_shape import ModelShape, model_shape
 
 EPISODE_BYTES_PER_TOKEN = 9  # token id, mask and log-probability in Parquet, about
 FILLED = 0.75  # share of training.seq_len that an episode takes, about
 TASK_SECONDS = 0.15  # orchestration and storage of a training step, about
 START_SECONDS = 15.0  # Prefect server, imports, loading the engines
-PROCESS_BYTES = 700_000_000  # Python, torch and Prefect
 EFFICIENCY = 0.6  # share of the matrix product's speed that a transformer reaches
 
 
@@ -45,9 +44,9 @@ def estimate_line(config: RunConfig) -> str:
 
 def estimate(config: RunConfig, flops: float) -> Estimate:
     """``flops``: floating-point operations a second of this machine."""
-    n, vocabulary = model_size(config)
-    seconds = _seconds(config, n, flops)
-    return Estimate(n, _memory(config, n, vocabulary), _stored(config, n, seconds), seconds)
+    shape = model_shape(config)
+    seconds = _seconds(config, shape.parameters, flops)
+    return Estimate(shape.parameters, _memory(config, shape), _stored(config, shape.parameters, seconds), seconds)
 
 
 def _seconds(config: RunConfig, n: int, flops: float) -> float:
@@ -61,10 +60,28 @@ def _seconds(config: RunConfig, n: int, flops: float) -> float:
     return START_SECONDS + config.steps * TASK_SECONDS + work / (flops * EFFICIENCY)
 
 
-def _memory(config: RunConfig, n: int, vocabulary: int) -> int:
-    """fp32 weights, gradients and two moments; generator; reference; logits and activations of one micro-batch."""
-    engines = 16 * n + 4 * n + (4 * n if config.grpo.beta > 0 else 0)
-    return engines + config.token_budget * (64 * 1024 + 6 * vocabulary) + PROCESS_BYTES
+def _memory(config: RunConfig, shape: ModelShape) -> int:
+    """Of all processes of all roles, on GPUs or not."""
+    gpus = gpu_memory()
+    roles = roles_memory(config, shape, place(config, tuple(gpus)), gpus)
+    return PROCESS + sum(role.total * role.processes for role in roles)
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """One training step: ``tokens`` trained on, about; bytes of its ``episodes``, of the ``weights`` that it publishes,
+    and of a ``checkpoint`` (not every step writes one)."""
+
+    tokens: int
+    episodes: int
+    weights: int
+    checkpoint: int
+
+
+def step_estimate(config: RunConfig, parameters: int) -> StepEstimate:
+    tokens = round(config.episodes_per_batch * FILLED * config.training.seq_len)
+    width = 4 if config.weights_dtype == "float32" else 2
+    return StepEstimate(tokens, tokens * EPISODE_BYTES_PER_TOKEN, width * parameters, 12 * parameters)
 
 
 def _stored(config: RunConfig, n: int, seconds: float) -> int:
@@ -73,37 +90,8 @@ def _stored(config: RunConfig, n: int, seconds: float) -> int:
     versions = min(config.steps, config.weights.keep + config.max_staleness + waiting) + 1
     every = config.checkpoint.interval or config.steps
     checkpoints = min(math.ceil(config.steps / every), config.checkpoint.keep + waiting / every)
-    episodes = config.steps * config.episodes_per_batch * FILLED * config.training.seq_len * EPISODE_BYTES_PER_TOKEN
-    return round(versions * n * (4 if config.weights_dtype == "float32" else 2) + checkpoints * 12 * n + episodes)
-
-
-def model_size(config: RunConfig) -> tuple[int, int]:
-    """Parameters and vocabulary of the configured model, from its configuration alone."""
-    model = config.model
-    if isinstance(model, ScratchModel):
-        vocabulary = len(model.vocabulary) + 2
-        return _transformer_parameters(model.model_dump(), vocabulary), vocabulary
-    from forge_core.models.resolve import resolve_model
-
-    assert model is not None
-    hf = json.loads((Path(resolve_model(model)) / "config.json").read_text())
-    heads = hf["num_attention_heads"]
-    shape = {
-        "hidden_size": hf["hidden_size"],
-        "intermediate_size": hf["intermediate_size"],
-        "num_layers": hf["num_hidden_layers"],
-        "num_heads": heads,
-        "num_kv_heads": hf.get("num_key_value_heads", heads),
-        "head_dim": hf.get("head_dim") or hf["hidden_size"] // heads,
-        "tie_word_embeddings": hf.get("tie_word_embeddings", False),
-    }
-    return _transformer_parameters(shape, hf["vocab_size"]), hf["vocab_size"]
-
-
-def _transformer_parameters(m: dict[str, Any], vocabulary: int) -> int:
-    attention = m["hidden_size"] * m["head_dim"] * 2 * (m["num_heads"] + m["num_kv_heads"])
-    layer = attention + 3 * m["hidden_size"] * m["intermediate_size"]
-    return m["num_layers"] * layer + vocabulary * m["hidden_size"] * (1 if m["tie_word_embeddings"] else 2)
+    step = step_estimate(config, n)
+    return round(versions * step.weights + checkpoints * step.checkpoint + config.steps * step.episodes)
 
 
 def flops_per_second(config: RunConfig) -> float:

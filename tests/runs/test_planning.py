@@ -14,7 +14,8 @@ from forge_core.algorithms.fates import PROMPT_TOO_LONG
 from forge_core.data.cursor import Cursor
 from forge_core.data.prompts import load_prompts
 from forge_core.runs.context import ShardTracker
-from forge_core.runs.estimate import START_SECONDS, estimate, model_size
+from forge_core.runs.estimate import START_SECONDS, estimate
+from forge_core.runs.model_shape import model_shape
 from forge_core.runs.planning import Planner, planned_groups, shard_requests
 from forge_core.runs.training import checkpoint_due
 from forge_core.stop import Stopped, StopToken
@@ -96,8 +97,8 @@ def test_checkpoints_are_due_at_the_interval_and_at_the_end() -> None:
 def test_the_estimate_counts_the_models_parameters_and_grows_with_the_run() -> None:
     quickstart = tiny("model.hidden_size=128", "model.intermediate_size=384", "model.num_layers=2",
                       "model.num_heads=4", "model.num_kv_heads=2", "model.head_dim=32")  # fmt: skip
-    parameters, vocabulary = model_size(quickstart)
-    assert (parameters, vocabulary) == (pytest.approx(396_672, rel=0.01), 21)
+    shape = model_shape(quickstart)
+    assert (shape.parameters, shape.vocabulary) == (pytest.approx(396_672, rel=0.01), 21)
     short, long = (estimate(tiny(f"steps={n}"), 1e11) for n in (10, 100))
     assert long.seconds - START_SECONDS == pytest.approx(10 * (short.seconds - START_SECONDS), rel=0.3)
     assert long.stored > short.stored
