@@ -109,7 +109,7 @@ class EngineThread:
         return EngineClosed(f"engine thread {self.name!r} is closed: create the engine again to go on")
 
     def _loop(self) -> None:
-        _set_torch_state(self._threads)
+        set_torch_state(self._threads)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._calls or self._closed)
@@ -120,7 +120,7 @@ class EngineThread:
             del call  # an idle engine must not hold the arguments and result of its last call
 
 
-def _set_torch_state(threads: int | None) -> None:
+def set_torch_state(threads: int | None) -> None:
     import torch
 
     if threads is not None:

@@ -36,6 +36,7 @@ from forge_core.runs.turns import NoTurns, Turns
 from forge_core.stop import StopToken
 from forge_core.store import CorruptObject, Ledger, Manifest, Store, digest, layout, open_store
 from forge_core.store.plans import put_plan
+from forge_core.training.launch import node_count
 from forge_core.weights.prefetch import Prefetcher
 
 log = logging.getLogger("forge")
@@ -207,7 +208,7 @@ class RunContext:
     @cached_property
     def placement(self) -> Placement:
         """Which GPUs of this machine each role has."""
-        return place(self.config, visible_gpus())
+        return place(self.config, visible_gpus(), nodes=node_count())
 
     def device(self, role: str) -> str:
         """Torch's name of the device of ``role`` (a key of ``services``) in this process."""

@@ -131,6 +131,9 @@ def _warm_start_settings(config: RunConfig, warm: WarmStartSection) -> TrainerSe
         total_steps=warm.steps,
         weight_decay=warm.weight_decay,
         betas=(0.9, 0.98),
+        data_parallel=1,  # in this process
+        tensor_parallel=1,
+        pipeline_parallel=1,
     )
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from forge_core.config import ConfigError
 from forge_core.runs.context import RunContext
 from forge_core.runs.record import RunRecord
-from forge_core.runs.trainer_session import DriftError
+from forge_core.runs.trainer_session import DriftError, newest_checkpoint
 from forge_core.stop import StopToken
-from forge_core.store import Store
+from forge_core.store import Store, layout
 
 
 def seal(store: Store, record: RunRecord, stop: StopToken) -> None:
@@ -22,6 +22,8 @@ def seal(store: Store, record: RunRecord, stop: StopToken) -> None:
         return
     entry = ctx.ledger.entry(head - 1)
     assert entry is not None
+    if newest_checkpoint(ctx, head) == (head - 1, layout.checkpoint(ctx.run_id, head - 1, entry["attempt"])):
+        return  # without loading anything: this machine may lack what the old settings need, such as GPUs
     try:
         ctx.trainer.prepare(head)
         ctx.trainer.checkpoint(entry)

@@ -6,7 +6,8 @@ Invariants:
   replays.
 - Replay takes the committed steps after the newest complete checkpoint again, from stored objects; it generates,
   grades and publishes nothing, and compares every state with its ledger entry's ``state_digest``.
-- A step that was interrupted halfway leaves no state behind that anybody uses.
+- A step that was interrupted halfway leaves no state behind that anybody uses; nor do ranks that died.
+- One rank works in this process, several in a child group (``rank_trainer.build_trainer``): the rest is the same.
 """
 
 from __future__ import annotations
@@ -14,23 +15,26 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_core.algorithms.losses import CustomLoss, PolicyLoss, build_loss
 from forge_core.algorithms.metrics import over_steps
 from forge_core.algorithms.ops import Totals
 from forge_core.engine_thread import EngineThread
 from forge_core.runs.consumption import StepData, load_committed, optimizer_batches
-from forge_core.store import entry_digest, folder_files, layout
+from forge_core.runs.rank_trainer import Trainer, build_trainer
+from forge_core.store import File, entry_digest, layout
 from forge_core.store.checkpoints import publish_checkpoint
-from forge_core.training.packing import PAD_ID, Sample, pack
+from forge_core.training.packing import Sample
 from forge_core.training.settings import TrainerSettings
 
 if TYPE_CHECKING:
     from forge_core.runs.context import RunContext
-    from forge_core.training.trainer import TitanTrainer
+
+T = TypeVar("T")
 
 
 class DriftError(RuntimeError):
@@ -50,7 +54,7 @@ class TrainerSession:
     def __init__(self, ctx: RunContext) -> None:
         self._ctx = ctx
         self._thread = EngineThread("trainer", ctx.config.training.threads or ctx.cpu_threads)
-        self._trainer: TitanTrainer | None = None
+        self._trainer: Trainer | None = None
         self._loss: PolicyLoss | CustomLoss = build_loss(ctx.config)
         self._version: int | None = None
         self._uncommitted: tuple[int, Outcome] | None = None
@@ -59,30 +63,42 @@ class TrainerSession:
 
     def prepare(self, version: int) -> None:
         """Load the trainer and bring it to ``version``."""
-        self._thread.call(self._at, version)
+        self._call(self._at, version)
 
     def learn(self, data: StepData) -> Outcome:
         """The optimizer steps of one batch, on state ``data.batch``."""
-        return self._thread.call(self._learn, data)
+        return self._call(self._learn, data)
 
-    def export(self, folder: Path) -> None:
-        """Write the current parameters to ``folder`` in HF format."""
-        self._thread.call(self._loaded().push_weights, folder)
+    def upload_weights(self, prefix: str) -> tuple[File, ...]:
+        """Upload the current parameters in HF format, below ``prefix``; each rank its share."""
+        return self._call(self._loaded().upload_weights, prefix)
 
     def checkpoint(self, entry: dict[str, Any]) -> str:
         """Save the state after ``entry`` as ``checkpoints/<batch>-<attempt>/``; returns the prefix."""
-        return self._thread.call(self._checkpoint, entry)
+        return self._call(self._checkpoint, entry)
 
     def close(self) -> None:
         if self._trainer is not None:
             self._thread.call(self._trainer.cleanup)
         self._thread.close()
 
-    def _loaded(self) -> TitanTrainer:
+    def _call(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Do ``work`` in the trainer's thread, while no generator uses its GPU."""
+        with self._ctx.turns.on("trainer"):
+            return self._thread.call(work, *arguments)
+
+    def _loaded(self) -> Trainer:
         assert self._trainer is not None, "prepare() or learn() comes first"
         return self._trainer
 
+    def _forget_dead(self) -> None:
+        """What ranks that are gone held is unknown from here on."""
+        if self._trainer is not None and not self._trainer.alive():
+            self._trainer.cleanup()
+            self._trainer, self._version, self._uncommitted = None, None, None
+
     def _learn(self, data: StepData) -> Outcome:
+        self._forget_dead()
         if self._uncommitted and self._uncommitted[0] == data.batch and self._version == data.batch + 1:
             return self._uncommitted[1]
         self._at(data.batch)
@@ -98,6 +114,7 @@ class TrainerSession:
 
     def _at(self, version: int) -> None:
         """Bring the parameters to ``version``: nothing to do, or reload and replay."""
+        self._forget_dead()
         if self._version == version:
             return
         self._uncommitted = None
@@ -117,20 +134,16 @@ class TrainerSession:
         if found is None:
             return 0
         batch, prefix = found
-        extra = self._trainer.load(ctx.store.local_dir(prefix))
+        extra = self._trainer.load_checkpoint(prefix)
         self._loss.load_state(extra.get("loss", {}))
         self._compare(batch, "checkpoint")
         return batch + 1
 
-    def _build(self) -> TitanTrainer:
-        from forge_core.training.trainer import TitanTrainer
-
+    def _build(self) -> Trainer:
         if self._trainer is not None:
             self._trainer.cleanup()
         self._loss = build_loss(self._ctx.config)
-        trainer = TitanTrainer(
-            self._ctx.weights_dir(0), self._settings(), self._loss, device=self._ctx.device("trainer")
-        )
+        trainer = build_trainer(self._ctx, self._settings(), self._loss)
         trainer.setup()
         return trainer
 
@@ -185,18 +198,16 @@ class TrainerSession:
 
     def _with_proximal(self, samples: list[Sample]) -> list[Sample]:
         """The samples with log-probabilities of the policy that this training step starts from."""
-        config, ctx = self._ctx.config, self._ctx
-        batches = pack(samples, config.token_budget, PAD_ID, config.training.seq_len)
-        found = self._loaded().logprobs(batches, config.grpo.temperature, ctx.stop)
+        temperature = self._ctx.config.grpo.temperature
+        found = self._loaded().logprobs_samples(samples, temperature=temperature, stop=self._ctx.stop)
         return [dataclasses.replace(s, proximal_logprobs=_along(s, f)) for s, f in zip(samples, found, strict=True)]
 
     def _optimizer_step(self, samples: list[Sample], totals: Totals) -> list[dict[str, float]]:
         config, trainer = self._ctx.config, self._loaded()
-        batches = pack(samples, config.token_budget, PAD_ID, config.training.seq_len)
         metrics = []
         for _ in range(config.training.epochs_per_batch):
-            result, step = trainer.train_step(
-                batches, totals=totals, temperature=config.grpo.temperature, stop=self._ctx.stop
+            result, step = trainer.train_samples(
+                samples, totals=totals, temperature=config.grpo.temperature, stop=self._ctx.stop
             )
             learned = {"grad_norm": step.grad_norm, "learning_rate": step.learning_rate}
             found = {"loss": result.loss, **self._loss.finish(result.metrics), **learned}
@@ -213,11 +224,11 @@ class TrainerSession:
 
     def _checkpoint(self, entry: dict[str, Any]) -> str:
         self._at(entry["version_out"])
-        with tempfile.TemporaryDirectory(prefix="forge-checkpoint-") as folder:
-            extra = {"cursor": entry["cursor"], "version": entry["version_out"], "loss": self._loss.state()}
-            self._loaded().save(Path(folder), extra)
-            ctx, files = self._ctx, folder_files(Path(folder))
-            return publish_checkpoint(ctx.store, ctx.run_id, entry, entry["attempt"], files).prefix
+        ctx, attempt = self._ctx, entry["attempt"]
+        extra = {"cursor": entry["cursor"], "version": entry["version_out"], "loss": self._loss.state()}
+        prefix = layout.checkpoint(ctx.run_id, entry["batch"], attempt)
+        files = self._loaded().upload_checkpoint(prefix, extra)
+        return publish_checkpoint(ctx.store, ctx.run_id, entry, attempt, files).prefix
 
 
 def _along(sample: Sample, found: list[float]) -> list[float]:

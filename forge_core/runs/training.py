@@ -6,9 +6,7 @@ entry makes the version exist; only then, when due, the checkpoint. A second tra
 
 from __future__ import annotations
 
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from forge_core.config import RunConfig
@@ -124,17 +122,11 @@ def publish_weights(ctx: RunContext, batch: int, outcome: Outcome) -> tuple[str,
         prefix = ctx.ledger.weights_prefix(batch)
         return prefix, ctx.store.open_published(prefix).manifest.content
     prefix = layout.weights(ctx.run_id, batch + 1, ctx.attempt)
-    with tempfile.TemporaryDirectory(prefix="forge-weights-") as folder:
-        ctx.trainer.export(Path(folder))
-        manifest = publish_folder(ctx, prefix, Path(folder), outcome.state_digest)
-    return prefix, manifest.content
-
-
-def publish_folder(ctx: RunContext, prefix: str, folder: Path, state: str) -> Any:
-    """Publish the files of ``folder`` as weights; ``state`` is the digest of the parameters they hold."""
-    files = {f.name: f for f in sorted(folder.iterdir()) if f.is_file()}
-    request = digest({"stage": "weights", "state": state, "dtype": ctx.config.weights_dtype})
-    return ctx.store.publish(prefix, files, request=request)
+    request = digest({"stage": "weights", "state": outcome.state_digest, "dtype": ctx.config.weights_dtype})
+    if ctx.store.published(prefix):  # by a try of this step whose commit failed
+        return prefix, ctx.store.open_published(prefix, request=request).manifest.content
+    files = ctx.trainer.upload_weights(prefix)
+    return prefix, ctx.store.publish_uploaded(prefix, files, request=request).content
 
 
 def publish_fates(ctx: RunContext, data: StepData) -> tuple[str, str]:

@@ -6,14 +6,13 @@ follows: the state of an attempt whose step was committed by somebody else is ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from forge_core.store import layout
 from forge_core.store.ledger import Ledger, entry_digest
-from forge_core.store.manifest import MANIFEST, Manifest
+from forge_core.store.manifest import MANIFEST, File, Manifest
 from forge_core.store.store import Store
 
 
@@ -26,11 +25,11 @@ class Checkpoint:
 
 
 def publish_checkpoint(
-    store: Store, run_id: str, entry: Mapping[str, Any], attempt: str, files: Mapping[str, bytes | Path]
+    store: Store, run_id: str, entry: Mapping[str, Any], attempt: str, files: Iterable[File]
 ) -> Manifest:
-    """Publish the state that follows the committed ``entry``."""
+    """Publish the state that follows the committed ``entry``; its ``files`` were uploaded, by one rank or several."""
     prefix = layout.checkpoint(run_id, entry["batch"], attempt)
-    return store.publish(prefix, files, request=entry_digest(entry))
+    return store.publish_uploaded(prefix, files, request=entry_digest(entry))
 
 
 def complete_checkpoints(store: Store, run_id: str) -> list[Checkpoint]:

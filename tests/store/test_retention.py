@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,12 @@ from forge_core.store.retention import Deleted, collect
 from tests.store.entries import RUN, committed, entry, init_entry
 
 KEPT_FOR_EVER = ("plans", "episodes", "rewards", "reference", "ledger")
+
+
+def checkpointed(store: Store, entry: dict[str, Any], attempt: str, files: dict[str, bytes | Path]) -> str:
+    """The prefix of a checkpoint after ``entry``."""
+    uploaded = store.upload(layout.checkpoint(RUN, entry["batch"], attempt), files)
+    return publish_checkpoint(store, RUN, entry, attempt, uploaded).prefix
 
 
 class Run:
@@ -61,8 +68,7 @@ class Run:
         head = self.ledger.head()
         last = self.ledger.entry(head - 1) if head else None
         if last is not None and not (self.checkpoints and f"/{last['batch']:08d}-" in self.checkpoints[-1]):
-            files = {"state": b"x", "meta": b"y"}
-            self.checkpoints.append(publish_checkpoint(self.store, RUN, last, self._attempt(), files).prefix)
+            self.checkpoints.append(checkpointed(self.store, last, self._attempt(), {"state": b"x", "meta": b"y"}))
 
     def torn_checkpoint(self) -> None:
         batch = max(0, self.ledger.head() - 1)
@@ -210,7 +216,7 @@ def test_a_checkpoint_of_a_try_that_decided_otherwise_is_not_of_the_chain() -> N
     run = grown(2)
     committed_entry = run.ledger.entry(1)
     assert committed_entry is not None
-    publish_checkpoint(run.store, RUN, {**committed_entry, "state_digest": "other"}, "foreign", {"state": b"x"})
+    checkpointed(run.store, {**committed_entry, "state_digest": "other"}, "foreign", {"state": b"x"})
     assert [checkpoint.prefix for checkpoint in complete_checkpoints(run.store, RUN)] == run.checkpoints
 
 
@@ -254,7 +260,7 @@ def test_a_checkpoint_that_was_complete_after_all_gets_a_grace_period_of_its_own
     assert slow in run.collect().waiting  # an upload that a newer checkpoint overtook
     followed = run.ledger.entry(2)
     assert followed is not None
-    publish_checkpoint(run.store, RUN, followed, "slow", {"state": b"x"})  # one of the two newest now
+    checkpointed(run.store, followed, "slow", {"state": b"x"})  # one of the two newest now
     run.step()
     run.checkpoint()
     run.now += 11

@@ -260,7 +260,10 @@ def test_wait_for_ends_when_the_run_is_stopped(memory: Store) -> None:
 
 def test_an_object_uploaded_in_shares_is_the_one_published_whole(store: Store) -> None:
     whole = store.publish("whole/", {"a": b"1", "b": b"2", "shared": b"3"}, request="r")
-    shares = [store.upload("shares/", {"b": b"2", "shared": b"3"}), store.upload("shares/", {"shared": b"3", "a": b"1"})]
+    shares = [
+        store.upload("shares/", {"b": b"2", "shared": b"3"}),
+        store.upload("shares/", {"shared": b"3", "a": b"1"}),
+    ]
     assert not store.published("shares/")
     manifest = store.publish_uploaded("shares/", [file for share in shares for file in share], request="r")
     assert (manifest.content, [f.name for f in manifest.files]) == (whole.content, ["a", "b", "shared"])

@@ -1,0 +1,96 @@
+"""A trainer whose model, checkpoints and weights lie in a store: one process of one or of many ranks.
+
+Invariants:
+- Ranks share the store and nothing else. Each writes its own share of weights and checkpoints and uploads it itself;
+  whoever has all shares publishes the object (``Store.publish_uploaded``).
+- One rank alone uploads the whole object, by the same functions.
+- Running out of memory is an ``OutOfMemory`` that names the settings to lower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from forge_core.algorithms.ops import Totals
+from forge_core.data_model import ForwardBackwardResult, OptimStepResult
+from forge_core.observability.memory import SETTINGS, memory_guard
+from forge_core.stop import StopToken
+from forge_core.store import File, Store, folder_files
+from forge_core.training.packing import Sample
+from forge_core.training.settings import TrainerSettings
+from forge_core.training.trainer import Loss, TitanTrainer
+
+_guarded = memory_guard("trainer", SETTINGS["trainer"])
+
+
+@dataclass(frozen=True)
+class TrainerSpec:
+    """What to train, as it travels to the ranks: ``store`` is a root, ``model`` the prefix of a published model folder,
+    ``make_loss`` a picklable function that makes the loss."""
+
+    store: str
+    model: str
+    settings: TrainerSettings
+    make_loss: Callable[[], Any]
+
+
+class StoredTrainer(TitanTrainer):
+    """``model``: the prefix of the model folder in ``store``; the rest as for ``TitanTrainer``."""
+
+    def __init__(
+        self,
+        store: Store,
+        model: str,
+        settings: TrainerSettings,
+        loss: Loss,
+        *,
+        device: str = "cpu",
+        threads: int | None = None,
+    ) -> None:
+        super().__init__(Path(model), settings, loss, device=device, threads=threads)
+        self.store, self.model = store, model
+
+    @_guarded
+    def setup(self) -> None:
+        self.model_dir = self.folder(self.model, pin=True)
+        super().setup()
+
+    @_guarded
+    def train_samples(
+        self, samples: Sequence[Sample], *, totals: Totals, temperature: float, stop: StopToken | None = None
+    ) -> tuple[ForwardBackwardResult, OptimStepResult]:
+        return super().train_samples(samples, totals=totals, temperature=temperature, stop=stop)
+
+    @_guarded
+    def logprobs_samples(
+        self, samples: Sequence[Sample], *, temperature: float, stop: StopToken | None = None
+    ) -> list[list[float]]:
+        return super().logprobs_samples(samples, temperature=temperature, stop=stop)
+
+    def alive(self) -> bool:
+        """Whether there are ranks to call: always, since this process is the one."""
+        return True
+
+    def upload_weights(self, prefix: str) -> tuple[File, ...]:
+        """Upload this rank's share of the current weights in HF format, below ``prefix``."""
+        with TemporaryDirectory(prefix="forge-weights-") as folder:
+            self.push_weights(Path(folder))
+            return self.store.upload(prefix, folder_files(Path(folder)))
+
+    def upload_checkpoint(self, prefix: str, extra: dict[str, Any]) -> tuple[File, ...]:
+        """Upload this rank's share of a checkpoint, below ``prefix``."""
+        with TemporaryDirectory(prefix="forge-checkpoint-") as folder:
+            self.save(Path(folder), extra)
+            return self.store.upload(prefix, folder_files(Path(folder)))
+
+    def load_checkpoint(self, prefix: str) -> dict[str, Any]:
+        """Go back to the published checkpoint ``prefix`` and return its ``extra``."""
+        return self.load(self.folder(prefix))
+
+    def folder(self, prefix: str, *, pin: bool = False) -> Path:
+        """A local folder with the published object ``prefix``."""
+        return self.store.local_dir(prefix, pin=pin)
