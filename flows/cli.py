@@ -104,7 +104,11 @@ def parser() -> argparse.ArgumentParser:
     add("ledger", "list the committed training steps of a run", run_id=True).add_argument(
         "--json", action="store_true", help="one JSON object per committed batch"
     )
-    overridable(add("config", "validate a configuration and print it in full", config=True, store=False))
+    check = overridable(add("config", "validate a configuration and print it in full", config=True, store=False))
+    check.add_argument("--estimate", action="store_true", help="print the memory of each role, and whether it fits")
+    check.add_argument(
+        "--gpu-memory", type=gibibytes, metavar="GIB", help="with --estimate: on GPUs of this size, as many as it takes"
+    )
     add("doctor", "what this machine can run, and what is missing")
     convert = add("convert", "convert a GGUF model to a Hugging Face folder", store=False)
     convert.add_argument(
@@ -112,6 +116,14 @@ def parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("directory", metavar="DIR", help="folder to create")
     return top
+
+
+def gibibytes(text: str) -> float:
+    """A size above 0 (for argparse)."""
+    size = float(text)
+    if not 0 < size < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0")
+    return size
 
 
 def positive(text: str) -> int:

@@ -9,7 +9,7 @@ import sys
 from rich.table import Table
 
 from flows.commands.common import existing_store, loaded_config, show, stored_run
-from forge_core.config import config_warnings, store_uri, to_yaml
+from forge_core.config import ConfigError, config_warnings, store_uri, to_yaml
 from forge_core.runs.record import load_run
 from forge_core.store import Ledger
 
@@ -52,13 +52,23 @@ def ledger(args: argparse.Namespace) -> int:
 
 
 def config(args: argparse.Namespace) -> int:
-    """Validate CONFIG and print it in full, as YAML."""
+    """Validate CONFIG and print it in full, as YAML, or what it takes; fails when that is more than there is."""
+    if args.gpu_memory and not args.estimate:
+        raise ConfigError("--gpu-memory is a part of --estimate: give both")
     resolved = loaded_config(args)
     print(f"store: {store_uri(None, resolved)}", file=sys.stderr)
-    print(to_yaml(resolved), end="")
+    fits = True
+    if args.estimate:
+        from flows.commands.estimating import show_estimate
+
+        if resolved.model is None:
+            raise ConfigError("model: is missing: an estimate needs one, such as model=Qwen/Qwen3-0.6B")
+        fits = show_estimate(resolved, args.gpu_memory)
+    else:
+        print(to_yaml(resolved), end="")
     for warning in config_warnings(resolved):
         print(f"warning: {warning}", file=sys.stderr)
-    return 0
+    return 0 if fits else 1
 
 
 def doctor(args: argparse.Namespace) -> int:

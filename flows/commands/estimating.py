@@ -1,0 +1,57 @@
+"""``forge config CONFIG --estimate``: memory of each role, what a training step stores, and whether it all fits."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from flows.commands.common import show
+from forge_core.config import RunConfig
+from forge_core.devices import gpu_memory, gpus_wanted, place
+from forge_core.observability.memory import machine_memory
+from forge_core.runs.estimate import step_estimate
+from forge_core.runs.memory_estimate import GIB, PARTS, USABLE, DeviceFit, RoleMemory, fits, roles_memory
+from forge_core.runs.model_shape import model_shape
+
+
+def show_estimate(config: RunConfig, gib: float | None) -> bool:
+    """Print it; whether it fits. ``gib``: memory of each GPU of an imagined machine that has as many as the roles
+    want; None: this machine. Raises ConfigError when this machine has too few GPUs."""
+    shape = model_shape(config)
+    wanted = sum(gpus_wanted(config).values())
+    sizes = gpu_memory() if gib is None else {str(index): round(gib * GIB) for index in range(wanted)}
+    roles = roles_memory(config, shape, place(config, tuple(sizes)), sizes)
+    print(f"{shape.parameters / 1e6:.1f} M parameters; memory in GiB")
+    show(_roles_table(roles))
+    found = fits(config, roles, sizes, machine_memory()[0])
+    found = found if gib is None else found[:-1]  # the imagined machine's own memory is not known
+    for fit in found:
+        print(_fit_line(fit))
+    step = step_estimate(config, shape.parameters)
+    print(
+        f"each training step: about {step.tokens:,} tokens in {config.episodes_per_batch:,} episodes; stored are "
+        f"{_gib(step.episodes)} GiB of episodes, {_gib(step.weights)} GiB of weights and, when one is due, a "
+        f"checkpoint of {_gib(step.checkpoint)} GiB"
+    )
+    return all(fit.fits for fit in found)
+
+
+def _roles_table(roles: list[RoleMemory]) -> Table:
+    parts = [part for part in PARTS if any(role.parts.get(part) for role in roles)]
+    table = Table("role", "where", *parts, "total")
+    for role in roles:
+        where = f"GPU {', '.join(dict.fromkeys(role.gpus))}" if role.gpus else "CPU"
+        table.add_row(role.role, where, *(_gib(role.parts.get(part, 0)) for part in parts), _gib(role.total))
+    return table
+
+
+def _fit_line(fit: DeviceFit) -> str:
+    name = "memory of this machine" if fit.device == "memory" else f"GPU {fit.device}"
+    line = f"{name}: {_gib(fit.needed)} of {_gib(fit.present)} GiB"
+    if fit.fits:
+        return f"{line}: fits"
+    limit = f" ({USABLE:.0%} can be used)" if fit.device != "memory" else ""
+    return f"{line}{limit}: does not fit; settings that change it:" + "".join(f"\n  {s}" for s in fit.settings)
+
+
+def _gib(size: int) -> str:
+    return "" if size == 0 else f"{size / GIB:.2f}" if size >= GIB / 100 else f"{size / GIB:.4f}"

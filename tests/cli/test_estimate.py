@@ -1,0 +1,61 @@
+"""``forge config --estimate``."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import Forge
+from tests.docs.documents import ROOT
+
+QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
+
+
+def rows(out: str) -> dict[str, dict[str, str]]:
+    """The table by role, then by column."""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("| ")]
+    head, *body = lines
+    return {line[0]: dict(zip(head, line, strict=True)) for line in body}
+
+
+def test_it_prints_the_memory_of_each_role_and_says_that_it_fits(forge: Forge):
+    result = forge("config", QUICKSTART, "--estimate", "grpo.beta=0.1")
+    assert result.status == 0, result.err
+    table = rows(result.out)
+    assert table.keys() == {"generator", "trainer", "reference"}
+    trainer = {
+        name: float(value) for name, value in table["trainer"].items() if name not in ("role", "where") and value
+    }
+    assert sum(trainer.values()) - trainer["total"] == pytest.approx(trainer["total"], abs=0.02)
+    assert "memory of this machine:" in result.out
+    assert "GiB: fits" in result.out
+    assert "about 6,144 tokens in 512 episodes" in result.out
+
+
+def test_on_imagined_gpus_what_does_not_fit_is_a_failure_that_names_the_settings(forge: Forge):
+    sizes = ["model.hidden_size=4096", "model.intermediate_size=12288", "model.num_layers=36", "model.num_heads=32"]
+    large = ["config", QUICKSTART, "--estimate", "--gpu-memory", "80", "model.head_dim=128", *sizes]
+    result = forge(*large)
+    assert result.status == 1
+    assert rows(result.out)["trainer"]["where"] == "GPU 1"
+    assert "GPU 0: 25.59 of 80.00 GiB: fits" in result.out
+    assert "GPU 1: " in result.out
+    assert "does not fit; settings that change it:\n  training.token_budget (lower)" in result.out
+    mended = ["training.dtype=bfloat16", "training.activation_checkpointing=full"]
+    enough = forge(*large, *mended, "parallelism.data_parallel_shard_degree=4")
+    assert enough.status == 0, enough.out
+    assert rows(enough.out)["trainer, each of 4 ranks"]["where"] == "GPU 1, 2, 3, 4"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--gpu-memory", "80"], "give both"),
+        (["--estimate", "--gpu-memory", "0"], "must be above 0"),
+        (["--estimate", "~model"], "model: is missing"),
+        (["--estimate", "services.trainer.with_gpus=true"], "not enough GPUs"),
+    ],
+)
+def test_bad_input_says_what_is_wrong(forge: Forge, argv: list[str], said: str):
+    result = forge("config", QUICKSTART, *argv)
+    assert result.status == 2
+    assert said in result.err
