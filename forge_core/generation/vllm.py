@@ -35,6 +35,7 @@ from forge_core.generation.sampling import is_truncated
 from forge_core.generation.vllm_replica import Replica, ReplicaDied
 from forge_core.models.errors import WeightsError
 from forge_core.models.resolve import read_json
+from forge_core.observability.memory import SETTINGS, memory_guard
 from forge_core.stop import StopToken
 
 log = logging.getLogger("forge")
@@ -42,6 +43,7 @@ POLL_S = 0.1
 MAX_RESTARTS = 3  # of one engine, without a finished request between them
 REASONS = {"stop": "stop", "length": "length", "abort": "aborted"}
 OURS = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "logprobs", "detokenize", "output_kind", "n")
+_guarded = memory_guard("generator", SETTINGS["vllm generator"])
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class VLLMGenerator:
         """The policy's tokenizer (the first version's; training never changes it)."""
         return self._tokenizer
 
+    @_guarded
     def generate(
         self, requests: Sequence[GenerationRequest], *, stop: StopToken | None = None, deadline_s: float | None = None
     ) -> list[Completion]:
@@ -127,6 +130,7 @@ class VLLMGenerator:
         self._wait(call, stop, deadline_s)
         return self._completions(requests, call.results)
 
+    @_guarded
     def update_weights(self, version: int) -> None:
         """Serve ``version`` from now on. ValueError for an older version; WeightsError for files that do not fit, and
         when an engine could not take them: the old version keeps serving."""
@@ -187,6 +191,7 @@ class VLLMGenerator:
         self._max_len = min(self._settings.max_model_len, int(config["max_position_embeddings"]))
         self._eos_ids = eos_token_ids(folder, config.get("eos_token_id"), self._tokenizer)
 
+    @_guarded
     def _start_all(self) -> None:
         with ThreadPoolExecutor(len(self._replicas)) as pool:
             for index, replica in enumerate(pool.map(self._started, range(len(self._replicas)))):
@@ -300,6 +305,7 @@ class VLLMGenerator:
     def _restart(self, index: int) -> None:
         try:
             with self._updating:  # an update sees every engine, or none of this one
+                self._folder = self._weights(self._version)  # the folder that it had may have gone
                 replica = self._started(index)
         except BaseException as error:
             self._fail(GenerationError(f"vllm-{index} cannot be started again: {error}"))
