@@ -145,7 +145,9 @@ class RolloutSection(Section):
     top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: all.")
     min_p: Fraction = Field(0.0, description="Drop tokens below this share of the likeliest token's probability.")
     allow_truncated_sampling: bool = Field(False, description="Accept the biased ratio that truncation brings.")
-    shards: int | None = Field(None, ge=1, description="Rollout tasks per batch. Left out: one (embedded backend), or four per vLLM engine.")
+    shards: int | None = Field(
+        None, ge=1, description="Rollout tasks per batch. Left out: one (embedded backend), or four per vLLM engine."
+    )
     deadline_s: float = Field(3600.0, gt=0, description="Seconds after which unfinished episodes are dropped.")
 
 
@@ -157,19 +159,19 @@ class GeneratorSection(Section):
     max_batch: Positive = Field(512, description="Sequences decoded together, at most (embedded backend).")
     threads: int | None = Field(None, ge=1, description="CPU threads of the generator. Left out: its share of cores.")
     engine_args: dict[str, Any] = Field(
-        {}, description="vLLM: arguments of its engine, such as max_num_seqs or gpu_memory_utilization, passed through."
+        {}, description="Arguments of vLLM's engine, such as max_num_seqs or gpu_memory_utilization, passed through."
     )
     sampling_params: dict[str, Any] = Field(
-        {}, description="vLLM: further sampling parameters, such as stop_token_ids, passed through."
+        {}, description="Further sampling parameters of vLLM, such as stop_token_ids, passed through."
     )
     weight_update: Literal["in_flight", "drain"] = Field(
         "in_flight",
-        description="vLLM: in_flight: unfinished responses go on with the new weights; drain: they are finished first.",
+        description="in_flight: unfinished responses of vLLM go on with the new weights; drain: they finish first.",
     )
     sharing: Literal["sleep", "split"] = Field(
         "sleep",
-        description="vLLM on the trainer's GPU: sleep: its memory is freed while the trainer works; split: both keep "
-        "their share (engine_args.gpu_memory_utilization).",
+        description="sleep: on the trainer's GPU vLLM's memory is freed while the trainer works; split: both keep "
+        "their share (generator.engine_args.gpu_memory_utilization).",
     )
 
 
@@ -192,12 +194,16 @@ class RewardsSection(Section):
 
 
 class ServiceSection(Section):
-    procs: Positive = Field(1, description="Processes (GPUs) of one replica, at least.")
-    num_replicas: Positive = Field(1, description="Replicas.")
+    procs: Positive = Field(
+        1,
+        description="GPUs of one replica: the tensor-parallel degree of a vLLM engine. The trainer has as many as its "
+        "parallel degrees say.",
+    )
+    num_replicas: Positive = Field(1, description="Engines of the generator (vLLM).")
     with_gpus: bool | None = Field(
         None,
-        description="true: each process has a GPU of its own, or the run is refused; false: on the CPU. Left out: on a "
-        "GPU where the machine has one (shared if need be), else on the CPU.",
+        description="true: on GPUs, or the run is refused; false: on the CPU. Left out: on GPUs where the machine has "
+        "any. On a machine with one GPU the roles share it, and the reference may share the trainer's.",
     )
 
 
