@@ -28,7 +28,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "vllm generator": (
         "generator.engine_args.gpu_memory_utilization (lower beside another process, higher for too few cache blocks)",
         "generator.engine_args.max_num_seqs (lower)",
-        "generator.engine_args.max_model_len (lower)",
+        "training.seq_len (lower)",
     ),
     "reference model": ("services.ref_model.with_gpus=false", "training.token_budget (lower)"),
 }
