@@ -12,6 +12,7 @@ from math import gcd
 from forge_core.config.errors import ConfigError
 from forge_core.config.run_config import RunConfig, ScratchModel
 from forge_core.config.vllm_keys import vllm_problems
+from forge_core.training.degrees import Shape, degree_problems
 
 
 def validate_for_training(config: RunConfig, gpus: int | None = None) -> list[str]:
@@ -167,11 +168,14 @@ def _evaluation(config: RunConfig) -> list[str]:
 
 
 def _ranks(config: RunConfig) -> list[str]:
-    return [
-        f"parallelism.{key}: is {degree}: the trainer of this version runs in one process: set it to 1"
-        for key, degree in config.parallelism.model_dump().items()
-        if degree > 1
-    ]
+    """Degrees that a model made on the spot cannot have; another model's shape is known when it is loaded."""
+    model, degrees = config.model, config.parallelism
+    if not isinstance(model, ScratchModel):
+        return []
+    shape = Shape(
+        model.num_heads, model.num_kv_heads, model.intermediate_size, model.num_layers, model.tie_word_embeddings
+    )
+    return degree_problems(shape, degrees.tensor_parallel_degree, degrees.pipeline_parallel_degree)
 
 
 def _embedded_backend(config: RunConfig) -> list[str]:

@@ -100,7 +100,7 @@ class _TargetLogprobs(torch.autograd.Function):
         if vocabulary is not None:
             found_2N[0].mul_(here_N)
             vocabulary.sum(found_2N)
-        logprobs_N, entropy_N = found_2N.unbind()
+        logprobs_N, entropy_N = found_2N[0].clone(), found_2N[1].clone()  # views would upset FSDP
         ctx.save_for_backward(hidden_ND, weight_VD, target_N, here_N1, entropy_N, *kept)
         ctx.temperature, ctx.vocabulary = temperature, vocabulary
         ctx.set_materialize_grads(False)

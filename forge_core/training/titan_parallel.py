@@ -19,6 +19,8 @@ import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
 
 from forge_core.training.architecture import Architecture
+from forge_core.training.degrees import DATA, PIPELINE, TENSOR, Shape, degree_problems
+from forge_core.training.float8 import check_float8, with_float8
 from forge_core.training.hf_export import Writers
 from forge_core.training.packing import round_up
 from forge_core.training.pipeline import Pipeline, stage_layers
@@ -80,10 +82,15 @@ def build_model(arch: Architecture, settings: TrainerSettings, device: torch.dev
 
     With the compute type bfloat16, FSDP keeps float32 master weights and casts them for forward and backward. One
     float32 rank has nothing to gather or cast, so it runs without FSDP.
-    Raises ValueError when the process group has another size than the degrees of ``settings`` give.
+    Raises ValueError, naming the key, when the process group has another size than the degrees of ``settings`` give, or
+    when the model or the device do not allow what ``settings`` ask for.
     """
     ensure_process_group()
+    _check_degrees(arch, settings)
     config = model_config(arch, round_up(settings.seq_len) + settings.tensor_parallel)
+    if settings.float8:
+        check_float8(device)
+        config = with_float8(config)
     parallelism = _parallelism(settings)
     set_qwen3_sharding_config(config, enable_sp=parallelism.enable_sequence_parallel, enable_ep=False)
     with torch.device("meta"):
@@ -127,6 +134,19 @@ def reshard(model: PolicyModel) -> None:
             module.reshard()
 
 
+def _check_degrees(arch: Architecture, settings: TrainerSettings) -> None:
+    shape = Shape(arch.n_heads, arch.n_kv_heads, arch.hidden_dim, arch.n_layers, arch.tied)
+    problems = degree_problems(shape, settings.tensor_parallel, settings.pipeline_parallel)
+    if problems:
+        raise ValueError("; ".join(problems))
+    if dist.get_world_size() != settings.ranks:
+        raise ValueError(
+            f"{PIPELINE} {settings.pipeline_parallel} x {DATA} {settings.data_parallel} x {TENSOR} "
+            f"{settings.tensor_parallel} are {settings.ranks} ranks, but the trainer's process group has "
+            f"{dist.get_world_size()}"
+        )
+
+
 def _parallelism(settings: TrainerSettings) -> ParallelismConfig:
     return ParallelismConfig(
         data_parallel_shard_degree=settings.data_parallel,
@@ -137,20 +157,8 @@ def _parallelism(settings: TrainerSettings) -> ParallelismConfig:
 
 
 def _dimensions(parallelism: ParallelismConfig, device: torch.device) -> ParallelDims:
-    world = dist.get_world_size()
-    degrees = {
-        "pipeline_parallel_degree": parallelism.pipeline_parallel_degree,
-        "data_parallel_shard_degree": parallelism.data_parallel_shard_degree,
-        "tensor_parallel_degree": parallelism.tensor_parallel_degree,
-    }
-    wanted = 1
-    for degree in degrees.values():
-        wanted *= degree
-    if wanted != world:
-        listed = " x ".join(f"parallelism.{name} {degree}" for name, degree in degrees.items())
-        raise ValueError(f"{listed} = {wanted} ranks, but the trainer's process group has {world}")
     titan_dims.device_type = device.type  # a mesh of this device's kind, whatever else the machine has
-    dims = ParallelDims.from_config(parallelism, world)
+    dims = ParallelDims.from_config(parallelism, dist.get_world_size())
     dims.build_mesh()
     if dims.tp_enabled:
         dims.get_mesh(["fsdp", "tp"])._flatten()  # the gradient norm is summed over both at once
@@ -162,11 +170,6 @@ def _keep_stage(model: PolicyModel, mesh: Mesh) -> None:
     group = mesh.group("pp")
     if group is None:
         return
-    if model.enable_weight_tying:
-        raise ValueError(
-            "parallelism.pipeline_parallel_degree is more than 1, but the model's embeddings are tied "
-            "(tie_word_embeddings): first and last stage would share a matrix. Use data or tensor parallelism instead"
-        )
     stage, stages = dist.get_rank(group), dist.get_world_size(group)
     kept = stage_layers(len(model.layers), stage, stages)
     for name in [name for name in model.layers if int(name) not in kept]:

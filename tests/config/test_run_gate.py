@@ -76,7 +76,18 @@ def test_an_empty_configuration_is_told_all_that_is_missing():
         (["model.head_dim=33"], ["model.head_dim: is 33", "even"]),
         (["model.vocabulary=aab"], ["model.vocabulary", "each character once"]),
         (["eval.holdout=0"], ["eval.holdout: is 0", "eval.holdout=0.1", "eval.split=test", "eval.prompts=0"]),
-        (["parallelism.tensor_parallel_degree=2"], ["parallelism.tensor_parallel_degree: is 2", "set it to 1"]),
+        (
+            ["parallelism.tensor_parallel_degree=3"],
+            ["parallelism.tensor_parallel_degree: is 3", "4 attention heads", "1, 2"],
+        ),
+        (
+            ["parallelism.pipeline_parallel_degree=2"],
+            ["parallelism.pipeline_parallel_degree: is 2", "tie_word_embeddings"],
+        ),
+        (
+            ["parallelism.pipeline_parallel_degree=3", "model.tie_word_embeddings=false"],
+            ["parallelism.pipeline_parallel_degree: is 3", "2 layers"],
+        ),
     ],
 )
 def test_what_cannot_train_is_refused_with_the_values_that_would_work(overrides, parts):

@@ -1,66 +1,187 @@
-"""The model is shaped for several ranks: two processes shard it, and their gradients are those of one process."""
+"""Several ranks train like one: data, tensor and pipeline parallel, on gloo processes, with the real GRPO loss."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from forge_core.algorithms.ops import Totals
-from forge_core.training.packing import pack
-from forge_core.training.settings import TrainerSettings
-from forge_core.training.sft_loss import SFTLoss
+from forge_core.stop import Stopped, StopToken
 from forge_core.training.trainer import TitanTrainer
-from tests.training.tiny_models import samples, saved
+from tests.training.rank_worker import STEPS, grpo_samples, spawn, totals_of, train, trainer_of
+from tests.training.tiny_models import saved
 
 pytestmark = pytest.mark.engine
 
-_RANK = """
-import sys
-from pathlib import Path
-import torch.distributed as dist
-from tests.training.test_ranks import two_steps
-folder, out, rank = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-dist.init_process_group("gloo", store=dist.FileStore(str(out / "rendezvous"), 2), rank=rank, world_size=2)
-two_steps(folder, rank, 2, out)
-dist.barrier()
-dist.destroy_process_group()
-"""
+CLOSE = 1e-6  # of losses
+HALF = STEPS // 2
 
 
-def two_steps(folder: Path, rank: int, ranks: int, out: Path) -> TitanTrainer:
-    """Train on this rank's share of the micro-batches; write a checkpoint after one step and the second one's norm."""
-    trainer = TitanTrainer(folder, TrainerSettings(learning_rate=1e-2, seq_len=64), SFTLoss(), threads=1)
-    trainer.setup()
-    for step in range(2):
-        batches = pack(samples(16, seed=step), 128, pad_id=0, seq_len=64)
-        batches = batches[: len(batches) // 2 * 2]
-        totals = Totals(int(sum(batch.target_mask.sum() for batch in batches)), 16)
-        _, done = trainer.train_step(batches[rank::ranks], totals=totals)
-        if step == 0:
-            trainer.save(out / "checkpoint")
-    if rank == 0:
-        (out / "norm").write_text(str(done.grad_norm))
-    return trainer
+def measured(trainer: TitanTrainer) -> dict[str, Any]:
+    """Steps, then the log-probabilities and the digest of what they made, and a step with fewer samples than ranks."""
+    found: dict[str, Any] = {"steps": train(trainer, range(STEPS))}
+    found["logprobs"] = trainer.logprobs_samples(grpo_samples(9), temperature=0.9)
+    found["digest"] = trainer.state_digest()
+    few = grpo_samples(10, count=1)
+    found["few"] = trainer.train_samples(few, totals=totals_of(few), temperature=1.0)[0].loss
+    return found
 
 
-def test_two_ranks_step_like_one_and_one_rank_loads_their_checkpoint(tmp_path: Path) -> None:
-    folder, alone, together = saved("qwen3-tied")[0], tmp_path / "alone", tmp_path / "together"
-    for out in (alone, together):
-        out.mkdir()
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", _RANK, str(folder), str(together), str(rank)]) for rank in range(2)
-    ]
-    trainer = two_steps(folder, 0, 1, alone)
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
-    norms = [float((out / "norm").read_text()) for out in (alone, together)]
-    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+def two_ranks(rank: int, out: Path, tied: Path, untied: Path) -> dict[str, Any]:
+    data = trainer_of(tied, data_parallel=2, activation_checkpointing="full")
+    found: dict[str, Any] = {"saved": train(data, range(HALF))}
+    data.save(out / "checkpoint")
+    data.push_weights(out / "weights")
+    data.push_weights(out / f"weights-{rank}")
+    found["saved_digest"] = data.state_digest()
+    found["data"] = measured(trainer_of(tied, data_parallel=2))
+    found["stopped"] = stopped_by_rank_one(data, rank)
+    tensor = trainer_of(tied, tensor_parallel=2, activation_checkpointing="selective")
+    found["tensor"] = measured(tensor)
+    tensor.load(out / "checkpoint")
+    found["resumed_tensor"] = train(tensor, range(HALF, STEPS))
+    stages = trainer_of(untied, pipeline_parallel=2)
+    found["pipeline"] = measured(stages)
+    stages.save(out / "stages")
+    stages.push_weights(out / "stages-weights")
+    return found
 
-    trainer.load(alone / "checkpoint")
-    expected = {name: p.detach().clone() for name, p in trainer._model.named_parameters()}
-    trainer.load(together / "checkpoint")
-    for name, parameter in trainer._model.named_parameters():
-        assert torch.allclose(parameter, expected[name], atol=1e-5), name
+
+def stopped_by_rank_one(trainer: TitanTrainer, rank: int) -> str:
+    """Only rank 1 is told to stop; what every rank makes of it."""
+    token, given = StopToken(), grpo_samples(0)
+    if rank == 1:
+        token.set("Ctrl-C")
+    try:
+        trainer.train_samples(given, totals=totals_of(given), temperature=1.0, stop=token)
+    except Stopped as stop:
+        return stop.reason
+    return "went on"
+
+
+def four_ranks(rank: int, out: Path, tied: Path, untied: Path) -> dict[str, Any]:
+    found = {"data_tensor": measured(trainer_of(tied, data_parallel=2, tensor_parallel=2))}
+    found["pipeline_data"] = measured(trainer_of(untied, pipeline_parallel=2, data_parallel=2))
+    found["pipeline_tensor"] = measured(trainer_of(untied, pipeline_parallel=2, tensor_parallel=2))
+    return found
+
+
+@pytest.fixture(scope="module")
+def folders() -> tuple[Path, Path]:
+    return saved("qwen3-tied")[0], saved("qwen2-untied")[0]
+
+
+@pytest.fixture(scope="module")
+def alone(folders: tuple[Path, Path]) -> tuple[dict[str, Any], dict[str, Any]]:
+    return measured(trainer_of(folders[0])), measured(trainer_of(folders[1]))
+
+
+@pytest.fixture(scope="module")
+def two(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    out = tmp_path_factory.mktemp("two")
+    return out, spawn(partial(two_ranks, tied=folders[0], untied=folders[1]), 2, out)
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert len(found["steps"]) == len(expected["steps"])
+    for ours, theirs in zip(found["steps"], expected["steps"], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=CLOSE)
+        assert ours == pytest.approx(theirs, abs=1e-5)
+    for ours, theirs in zip(found["logprobs"], expected["logprobs"], strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+    assert found["few"] == pytest.approx(expected["few"], abs=CLOSE)
+
+
+@pytest.mark.parametrize(("name", "model"), [("data", 0), ("tensor", 0), ("pipeline", 1)])
+def test_two_ranks_train_like_one(two: Any, alone: Any, name: str, model: int) -> None:
+    _, ranks = two
+    assert_same(ranks[0][name], alone[model])
+    assert ranks[0][name] == ranks[1][name]
+
+
+def test_four_ranks_in_two_dimensions_train_like_one(folders: tuple[Path, Path], alone: Any, tmp_path: Path) -> None:
+    ranks = spawn(partial(four_ranks, tied=folders[0], untied=folders[1]), 4, tmp_path)
+    for name, model in (("data_tensor", 0), ("pipeline_data", 1), ("pipeline_tensor", 1)):
+        assert_same(ranks[0][name], alone[model])
+        assert all(rank[name] == ranks[0][name] for rank in ranks)
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_with_one_rank_and_with_other_ranks(
+    two: Any, folders: tuple[Path, Path], alone: Any
+) -> None:
+    out, ranks = two
+    trainer = trainer_of(folders[0])
+    trainer.load(out / "checkpoint")
+    assert trainer.state_digest() == ranks[0]["saved_digest"]
+    steps = train(trainer, range(HALF, STEPS))
+    for ours, tensor, whole in zip(steps, ranks[0]["resumed_tensor"], alone[0]["steps"][HALF:], strict=True):
+        assert ours["loss"] == pytest.approx(whole["loss"], abs=CLOSE)
+        assert tensor["loss"] == pytest.approx(ours["loss"], abs=CLOSE)
+
+
+def test_a_checkpoint_of_pipeline_stages_is_a_whole_model(two: Any, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    out, _ = two
+    trainer = trainer_of(folders[1])
+    trainer.load(out / "stages")
+    trainer.push_weights(tmp_path)
+    assert_equal_tensors(tensors_of(out / "stages-weights"), tensors_of(tmp_path))
+
+
+def test_ranks_divide_an_export_among_themselves(two: Any, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    out, _ = two
+    trainer = trainer_of(folders[0])
+    trainer.load(out / "checkpoint")
+    trainer.push_weights(tmp_path)
+    expected = tensors_of(tmp_path)
+    assert_equal_tensors(tensors_of(out / "weights"), expected)
+    parts = [{f.name for f in (out / f"weights-{rank}").glob("*.safetensors")} for rank in range(2)]
+    assert parts[0]
+    assert parts[1]
+    assert not parts[0] & parts[1]
+    assert parts[0] | parts[1] == {f.name for f in (out / "weights").glob("*.safetensors")}
+    assert not (out / "weights-1" / "config.json").exists()
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a Hugging Face folder; its index, if any, must say where they are."""
+    found: dict[str, torch.Tensor] = {}
+    index = folder / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"] if index.exists() else None
+    for file in sorted(folder.glob("*.safetensors")):
+        part = load_file(file)
+        assert weight_map is None or all(weight_map[name] == file.name for name in part)
+        found |= part
+    return found
+
+
+def assert_equal_tensors(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_a_stop_seen_by_one_rank_ends_all(two: Any) -> None:
+    _, ranks = two
+    assert [rank["stopped"] for rank in ranks] == ["another rank was stopped", "Ctrl-C"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data_parallel": 2}, r"parallelism\.data_parallel_shard_degree 2 .* are 2 ranks, but .* has 1"),
+        ({"tensor_parallel": 3}, r"parallelism\.tensor_parallel_degree: is 3.* 4 attention heads: use one of 1, 2"),
+        ({"tensor_parallel": 4}, r"parallelism\.tensor_parallel_degree: is 4.* 2 key/value heads"),
+        ({"pipeline_parallel": 2}, r"parallelism\.pipeline_parallel_degree: is 2.*tie_word_embeddings"),
+        ({"float8": True}, r"quantize\.float8: is true, but the trainer is on cpu.*quantize\.float8=false"),
+    ],
+)
+def test_what_a_model_or_a_machine_does_not_allow_is_refused_by_key(
+    folders: tuple[Path, Path], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainer_of(folders[0], **settings)

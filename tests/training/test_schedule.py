@@ -37,7 +37,15 @@ def test_the_horizon_counts_optimizer_steps_of_the_whole_run() -> None:
     assert TrainerSettings.from_config(config).total_steps == 60
 
 
-def test_several_ranks_are_refused_by_key() -> None:
-    config = RunConfig.model_validate({"parallelism": {"tensor_parallel_degree": 2}})
-    with pytest.raises(ValueError, match=r"parallelism\.tensor_parallel_degree is 2"):
-        TrainerSettings.from_config(config)
+def test_the_degrees_and_the_speed_settings_come_from_the_configuration() -> None:
+    config = RunConfig.model_validate(
+        {
+            "parallelism": {"tensor_parallel_degree": 2, "data_parallel_shard_degree": 3},
+            "training": {"activation_checkpointing": "full", "compile": True},
+            "quantize": {"float8": True},
+            "comm": {"timeout_s": 7},
+        }
+    )
+    s = TrainerSettings.from_config(config)
+    assert (s.data_parallel, s.tensor_parallel, s.pipeline_parallel, s.ranks) == (3, 2, 1, 6)
+    assert (s.activation_checkpointing, s.compile, s.float8, s.timeout_s) == ("full", True, True, 7.0)
