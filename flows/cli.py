@@ -90,6 +90,14 @@ def parser() -> argparse.ArgumentParser:
         "--allow-config-change", action="append", default=[], metavar="KEY", help="a key that may differ"
     )
     resume.add_argument("--allow-code-change", action="store_true", help="accept that the code changed")
+    script = overridable(add("slurm", "print a script for sbatch that trains on several nodes", config=True))
+    script.add_argument("--nodes", type=positive, required=True, metavar="N", help="nodes of the trainer")
+    script.add_argument("--gpus-per-node", type=int, default=0, metavar="N", help="GPUs of each node (default 0: CPU)")
+    script.add_argument("--partition", metavar="NAME", help="partition of the cluster")
+    script.add_argument(
+        "--shared-filesystem", action="store_true", help="the store is a folder that every node sees under this path"
+    )
+    add("join", "start this node's share of a run's trainer (what slurm scripts do on further nodes)", run_id=True)
     add("stop", "ask a run to stop, from any machine that reaches its store", run_id=True)
     attempt = overridable(add("try", "roll out and grade a few prompts, without training", config=True, store=False))
     attempt.add_argument("-n", type=positive, default=8, metavar="N", help="completions (default 8)")

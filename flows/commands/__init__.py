@@ -11,6 +11,7 @@ from flows.commands.inspection import config, doctor, ledger, runs, stop
 from flows.commands.models import convert, export
 from flows.commands.running import resume, train
 from flows.commands.scaffold import new
+from flows.commands.slurm import join, slurm
 from flows.commands.trying import try_prompts
 from flows.home import ServerError
 from forge_core.config import ConfigError
@@ -27,10 +28,12 @@ COMMANDS: dict[str, Callable[[Any], int]] = {
     "convert": convert,
     "doctor": doctor,
     "export": export,
+    "join": join,
     "ledger": ledger,
     "new": new,
     "resume": resume,
     "runs": runs,
+    "slurm": slurm,
     "stop": stop,
     "train": train,
     "try": try_prompts,

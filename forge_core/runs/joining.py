@@ -1,0 +1,58 @@
+"""A further node of a run: it starts its share of the trainer's ranks as often as the first node wants them.
+
+Invariants:
+- All it needs is the store and the rendezvous: what to train comes from the first node (see ``launch``).
+- It ends when the run has taken all of its steps; its ranks never outlive it.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from forge_core.config import ConfigError, RunConfig
+from forge_core.devices import Placement, place, visible_gpus
+from forge_core.processes import ChildGroup
+from forge_core.runs.record import load_run
+from forge_core.store import Ledger, Store, layout
+from forge_core.training.launch import NODES, RankOptions, Rendezvous, rank_environment, ranks_per_node, torchrun
+
+PAUSE_S = 2.0  # between two starts of this node's ranks
+POLL_S = 0.5
+
+
+def join(store: Store, run_id: str, logs: Path, *, timeout_s: float) -> None:
+    """Serve the run until it is finished. Raises TimeoutError when it does not exist after ``timeout_s`` seconds,
+    ConfigError when this node cannot be part of it."""
+    rendezvous = Rendezvous.of_run(run_id, "")
+    if rendezvous.nodes == 1:
+        raise ConfigError(f"{NODES} is 1 or not set: set it to the number of nodes (the script of `forge slurm` does)")
+    store.wait_for(layout.run_json(run_id), timeout_s=timeout_s)
+    ledger, start = Ledger(store, run_id), 0
+    while ledger.head() < (config := load_run(store, run_id).config).steps:
+        group = start_ranks(config, rendezvous, logs / f"trainer-{start}.log")
+        try:
+            while group.alive():  # the last checkpoint follows the last commit: the ranks end with the first node's
+                time.sleep(POLL_S)
+        finally:
+            group.kill()
+        time.sleep(PAUSE_S)
+        start += 1
+
+
+def start_ranks(config: RunConfig, rendezvous: Rendezvous, log: Path) -> ChildGroup:
+    """This node's share of the ranks, waiting for the others to meet them."""
+    ranks, gpus = ranks_per_node(config, rendezvous.nodes), trainer_gpus(config, rendezvous.nodes)
+    options = RankOptions.from_config(config, "cuda" if gpus else "cpu", config.training.threads or 1)
+    environment = {**rank_environment(rendezvous, options), **Placement.environment(gpus)}
+    return ChildGroup("trainer ranks", torchrun(rendezvous, ranks, options), log=log, env=environment)
+
+
+def trainer_gpus(config: RunConfig, nodes: int) -> tuple[str, ...]:
+    """GPUs of this node for its ranks: no other role works here. Raises ConfigError when there are too few."""
+    services = config.services
+    elsewhere = {"generator": services.generator.model_copy(update={"with_gpus": False})}
+    if services.ref_model is not None:
+        elsewhere["ref_model"] = services.ref_model.model_copy(update={"with_gpus": False})
+    alone = config.model_copy(update={"services": services.model_copy(update=elsewhere)})
+    return place(alone, visible_gpus(), nodes=nodes).trainer
