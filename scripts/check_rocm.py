@@ -1,4 +1,4 @@
-"""Whether torch is the build for ROCm that was asked for: ROCM_VERSION, and kernels for PYTORCH_ROCM_ARCH (where set)."""
+"""Whether torch is the build for ROCm that was asked for: ROCM_VERSION, and kernels for PYTORCH_ROCM_ARCH (if set)."""
 
 import os
 import sys

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
 
@@ -10,17 +9,18 @@ from forge_core.config.errors import ConfigError
 from forge_core.config.run_config import RunConfig, ServiceSection
 from forge_core.config.vllm_keys import INSTALL
 from forge_core.devices import GENERATOR, REFERENCE, TRAINER, Placement, gpus_wanted, insisting, place, visible_gpus
-from forge_core.training.launch import NODES
+from forge_core.training.launch import node_count
 
 
 def placed(config: RunConfig, gpus: int | None) -> tuple[Placement | None, list[str]]:
     """Where the roles go (None: nowhere) and what forbids it. ``gpus``: how many; left out: those that are visible."""
     ids = visible_gpus() if gpus is None else tuple(str(index) for index in range(gpus))
     try:
-        placement = place(config, ids, nodes=int(os.environ.get(NODES) or 1))
+        placement = place(config, ids, nodes=node_count())
     except ConfigError as error:
         return None, error.problems
-    return placement, _wrong_vllm(config, placement)
+    found = _wrong_vllm(config, placement)
+    return placement, found + _no_float8(config, placement) if gpus is None else found
 
 
 def placement_warnings(config: RunConfig, placement: Placement) -> list[str]:
@@ -41,6 +41,20 @@ def _wrong_vllm(config: RunConfig, placement: Placement) -> list[str]:
         f"generator.backend: is vllm, and the generator works on {'the CPU' if on_cpu else 'a GPU'}, but the vLLM that "
         f"is installed is for {'GPUs' if on_cpu else 'CPUs'}: {INSTALL}; or use generator.backend=hf"
     ]
+
+
+def _no_float8(config: RunConfig, placement: Placement) -> list[str]:
+    if not config.quantize.float8:
+        return []
+    import torch
+
+    from forge_core.training.float8 import check_float8
+
+    try:
+        check_float8(torch.device(placement.device("trainer")))
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def _vllm_is_for_cpus() -> bool:
@@ -64,21 +78,12 @@ def _shared_gpus(config: RunConfig, placement: Placement) -> list[str]:
 
 
 def _nothing_overlaps(config: RunConfig, placement: Placement) -> list[str]:
-    if not placement.shared:
+    if not placement.shared or config.max_staleness == 0:
         return []
-    found = []
-    if config.max_staleness > 0:
-        found.append(
-            f"max_staleness is {config.max_staleness}, but generator and trainer share one GPU and take turns: nothing "
-            "overlaps, and max_staleness=0 trains on fresher episodes at the same speed"
-        )
-    vllm = config.generator.backend == "vllm"
-    if vllm and config.generator.sharing == "split" and "gpu_memory_utilization" not in config.generator.engine_args:
-        found.append(
-            "generator.sharing is split: say which share of the memory vLLM may keep, such as "
-            "generator.engine_args.gpu_memory_utilization=0.4"
-        )
-    return found
+    return [
+        f"max_staleness is {config.max_staleness}, but generator and trainer share one GPU, where little overlaps: "
+        "max_staleness=0 trains on fresher episodes"
+    ]
 
 
 def _one_process(config: RunConfig, placement: Placement) -> list[str]:

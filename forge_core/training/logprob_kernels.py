@@ -150,7 +150,7 @@ def _chunks(hidden_ND: Tensor, weight_VD: Tensor) -> list[slice]:
 
 def _accumulate(total_VD: Tensor, grad_VC: Tensor, hidden_CD: Tensor) -> None:
     """``total += grad @ hidden`` in float32."""
-    if grad_VC.dtype == torch.float32 or not grad_VC.is_cuda:
+    if grad_VC.dtype == torch.float32 or not grad_VC.is_cuda or torch.version.hip:  # ROCm has no such product
         total_VD.addmm_(grad_VC.float(), hidden_CD.float())
     else:
         torch.addmm(total_VD, grad_VC, hidden_CD, out_dtype=torch.float32, out=total_VD)

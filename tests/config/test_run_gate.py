@@ -150,7 +150,7 @@ def test_the_guides_three_gpus_may_be_two_or_one_with_a_warning():
 def test_on_a_shared_gpu_staleness_gains_nothing():
     config = load_config(GOOD, ["max_staleness=1"])
     (shared,) = validate_for_training(config, gpus=1)
-    assert "share one GPU and take turns" in shared
+    assert "share one GPU, where little overlaps" in shared
     assert "max_staleness=0" in shared
     assert validate_for_training(config, gpus=2) == validate_for_training(config, gpus=0) == []
 
@@ -164,6 +164,12 @@ def test_gpus_are_not_counted_for_a_configuration_that_is_refused_anyway(monkeyp
 def test_vllm_passes_on_a_cpu_with_any_number_of_engines_and_open_batches():
     several = [*VLLM, "services.generator.num_replicas=2", "max_staleness=4"]
     assert validate_for_training(load_config(GOOD, several), gpus=0) == []
+
+
+def test_float8_without_a_gpu_that_has_it_is_refused(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigError, match=r"quantize\.float8: is true, but the trainer is on cpu"):
+        validate_for_training(load_config(GOOD, ["quantize.float8=true"]))
 
 
 def test_vllm_that_is_not_installed_is_refused_with_the_commands_that_install_it(monkeypatch):

@@ -1,4 +1,4 @@
-"""``make setup TORCH=rocm``, as far as a machine without such a GPU can tell: what would be run, and what is refused."""
+"""``make setup TORCH=rocm``, as far as a machine without such a GPU can tell: what it would run, what it refuses."""
 
 from __future__ import annotations
 
