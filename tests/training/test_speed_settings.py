@@ -1,0 +1,83 @@
+"""Compilation, activation checkpointing and the GPU's code for log-probabilities change no result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forge_core.reference.model import ReferenceModel
+from forge_core.training import logprob_head, logprob_kernels
+from forge_core.training.packing import Sample, round_up
+from tests.training.rank_worker import grpo_samples, train, trainer_of
+from tests.training.tiny_models import saved
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.mark.parametrize("checkpointing", ["selective", "full"])
+def test_activation_checkpointing_changes_no_bit(checkpointing: str) -> None:
+    folder = saved("qwen3-tied")[0]
+    plain, checkpointed = trainer_of(folder), trainer_of(folder, activation_checkpointing=checkpointing)
+    assert train(checkpointed, range(2)) == train(plain, range(2))
+    assert checkpointed.state_digest() == plain.state_digest()
+
+
+def test_activation_checkpointing_goes_on_from_a_checkpoint_without_it(tmp_path: Path) -> None:
+    folder = saved("qwen3-tied")[0]
+    plain, checkpointed = trainer_of(folder), trainer_of(folder, activation_checkpointing="full")
+    train(plain, range(1))
+    plain.save(tmp_path)
+    checkpointed.load(tmp_path)
+    assert train(checkpointed, range(1, 2)) == train(plain, range(1, 2))
+
+
+def test_compiled_layers_train_the_same_and_the_reference_compiles_too() -> None:
+    folder, given = saved("qwen3-tied")[0], grpo_samples(9)
+    plain = trainer_of(folder)
+    compiled = trainer_of(folder, compile=True, activation_checkpointing="selective")
+    reference = ReferenceModel(folder, token_budget=128, seq_len=64, compile=True)
+    reference.setup()
+    cut = [s.loss_mask.index(True) for s in given]
+    found = reference.forward([(s.tokens[:n], s.tokens[n:]) for s, n in zip(given, cut, strict=True)], 0.9)
+    assert found == compiled.logprobs_samples(given, temperature=0.9)  # the KL term starts at exactly zero
+    for ours, theirs in zip(train(compiled, range(2)), train(plain, range(2)), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+def test_documents_as_long_as_seq_len_fit_the_rotary_table() -> None:
+    longest = 51
+    assert round_up(longest - 1) > longest
+    zeros = [0.0] * longest
+    given = [Sample([1] * longest, [False] + [True] * (longest - 1), [1.0] * longest, zeros, zeros)]
+    trainer = trainer_of(saved("qwen3-tied")[0], seq_len=longest)
+    assert len(trainer.logprobs_samples(given, temperature=1.0)[0]) == longest - 1
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "again"])
+def test_the_gpu_code_for_log_probabilities_equals_the_plain_one(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
+    monkeypatch.setattr(logprob_kernels, "_fits", lambda *_: kept)
+    monkeypatch.setattr(logprob_kernels, "_CHUNK", 200)
+    monkeypatch.setattr(logprob_kernels, "_ROWS", 4)
+    for rows in (17, 22, 0):  # several chunks, other sizes with the same code, no token at all
+        for entropy in (False, True):
+            found = head(logprob_kernels.FusedTargetLogprobs.apply, rows, entropy)
+            expected = head(logprob_head.target_logprobs, rows, entropy)
+            for ours, theirs in zip(found, expected, strict=True):
+                assert torch.allclose(ours, theirs, atol=2e-5)
+
+
+def head(function: Any, rows: int, entropy: bool) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(rows)
+    hidden = torch.randn(rows, 8, generator=generator, requires_grad=True)
+    weight = torch.randn(31, 8, generator=generator, requires_grad=True)
+    target = torch.randint(0, 31, (rows,), generator=generator)
+    mix = torch.randn(2, rows, generator=generator)
+    logprobs_N, entropy_N = function(hidden, weight, target, 0.7, None)
+    loss = (mix[0] * logprobs_N).sum() + ((mix[1] * entropy_N).sum() if entropy else 0.0)
+    loss.backward()
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    return logprobs_N.detach(), entropy_N.detach(), hidden.grad, weight.grad
