@@ -7,19 +7,19 @@ store is written to and cleaned up again.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from flows.check import Check
+from flows.doctor_engines import cores, engine_checks
 from flows.home import ServerError, forge_home, prepare_home
 from forge_core.store import StoreError, open_store
 
@@ -33,25 +33,12 @@ LOW_MEMORY = 4 * 2**30
 LOW_DISK = 5 * 2**30
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of the report. ``remedy`` is empty when ``ok``."""
-
-    name: str
-    ok: bool
-    detail: str
-    remedy: str = ""
-    essential: bool = False
-
-
 def report(store: str | None = None, home: Path | None = None) -> list[Check]:
     """Check this machine; with ``store`` (a URI) also whether that store can be used."""
     checks = [
         *_installation(),
-        _device(),
         _processor(),
-        _staleness(),
-        _vllm(),
+        *engine_checks(),
         _sandbox(),
         _home(home),
         _disk("disk of the Forge home", forge_home(home)),
@@ -96,20 +83,6 @@ def _package(name: str) -> Check:
     return Check(name, True, found, essential=True)
 
 
-def _device() -> Check:
-    if importlib.util.find_spec("torch") is None:
-        return Check("device", False, "unknown without torch", "pip install torch")
-    import torch
-
-    if not torch.cuda.is_available():
-        build = "a CUDA" if torch.version.cuda else "a ROCm" if torch.version.hip else "a CPU"
-        return Check("device", True, f"CPU only ({build} build of torch; small models will do)")
-    platform_name = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
-    cards = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    names = ", ".join(f"{card.name} ({card.total_memory / 2**30:.0f} GiB)" for card in cards)
-    return Check("device", True, f"{platform_name}: {names}")
-
-
 def _processor() -> Check:
     memory = _memory()
     detail = f"{cores()} cores, {memory / 2**30:.1f} GiB memory"
@@ -118,34 +91,12 @@ def _processor() -> Check:
     return Check("cores and memory", True, detail)
 
 
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _memory() -> int:
     """Bytes of memory this process may use: the machine's, or less where a control group says so."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else "max"
     return machine if text == "max" else min(machine, int(text))
-
-
-def _staleness() -> Check:
-    overlap = (
-        "max_staleness 1 overlaps generation with training"
-        if cores() > 1
-        else "with one core even max_staleness 1 gains little"
-    )
-    detail = f"{overlap}; more than 1 gains nothing on the embedded generator, which runs one rollout at a time"
-    return Check("staleness", True, detail)
-
-
-def _vllm() -> Check:
-    try:
-        return Check("vllm", True, version("vllm"))
-    except PackageNotFoundError:
-        return Check("vllm", True, "not installed: responses are sampled by the embedded transformers generator")
 
 
 def _sandbox() -> Check:

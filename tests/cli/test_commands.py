@@ -232,6 +232,7 @@ def test_config_loads_no_engine(folder: Path):
     assert not {"torch", "transformers", "torchtitan", "prefect"} & set(done.stderr.split())
 
 
+@pytest.mark.engine  # it imports vLLM
 def test_doctor_reports_on_the_store_it_was_given(forge: Forge, folder: Path):
     result = forge("doctor", "--store", "mine")
     assert (result.status, "mine: readable, writable, refuses to overwrite" in result.out) == (0, True)

