@@ -69,9 +69,10 @@ class TrainerSession:
         """The optimizer steps of one batch, on state ``data.batch``."""
         return self._call(self._learn, data)
 
-    def upload_weights(self, prefix: str) -> tuple[File, ...]:
-        """Upload the current parameters in HF format, below ``prefix``; each rank its share."""
-        return self._call(self._loaded().upload_weights, prefix)
+    def upload_weights(self, prefix: str, kept: Path) -> tuple[File, ...]:
+        """Upload the current parameters in HF format, below ``prefix``; each rank its share. The files of this host's
+        ranks stay in the folder ``kept``."""
+        return self._call(self._loaded().upload_weights, prefix, kept)
 
     def checkpoint(self, entry: dict[str, Any]) -> str:
         """Save the state after ``entry`` as ``checkpoints/<batch>-<attempt>/``; returns the prefix."""

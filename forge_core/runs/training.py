@@ -125,8 +125,11 @@ def publish_weights(ctx: RunContext, batch: int, outcome: Outcome) -> tuple[str,
     request = digest({"stage": "weights", "state": outcome.state_digest, "dtype": ctx.config.weights_dtype})
     if ctx.store.published(prefix):  # by a try of this step whose commit failed
         return prefix, ctx.store.open_published(prefix, request=request).manifest.content
-    files = ctx.trainer.upload_weights(prefix)
-    return prefix, ctx.store.publish_uploaded(prefix, files, request=request).content
+    with ctx.weights.scratch() as folder:
+        files = ctx.trainer.upload_weights(prefix, folder)
+        manifest = ctx.store.publish_uploaded(prefix, files, request=request)
+        ctx.weights.adopt(manifest, folder)
+    return prefix, manifest.content
 
 
 def publish_fates(ctx: RunContext, data: StepData) -> tuple[str, str]:

@@ -102,9 +102,10 @@ class RankGroup:
             self._end(RankError(f"the trainer's ranks hold different parameters: {[digest[:12] for digest in found]}"))
         return found[0]
 
-    def upload_weights(self, prefix: str) -> tuple[File, ...]:
-        """All ranks upload their shares of the weights; returns the files of all."""
-        return self._shares("upload_weights", prefix)
+    def upload_weights(self, prefix: str, kept: Path | None = None) -> tuple[File, ...]:
+        """All ranks upload their shares of the weights; returns the files of all. Those of the ranks of this host are
+        in the folder ``kept`` afterwards."""
+        return self._shares("upload_weights", prefix, kept)
 
     def upload_checkpoint(self, prefix: str, extra: dict[str, Any]) -> tuple[File, ...]:
         """All ranks upload their shares of a checkpoint; returns the files of all."""

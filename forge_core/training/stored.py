@@ -23,6 +23,7 @@ from forge_core.store import File, Store, folder_files
 from forge_core.training.packing import Sample
 from forge_core.training.settings import TrainerSettings
 from forge_core.training.trainer import Loss, TitanTrainer
+from forge_core.weights.host_cache import Lease, lease_published
 
 _guarded = memory_guard("trainer", SETTINGS["trainer"])
 
@@ -53,6 +54,7 @@ class StoredTrainer(TitanTrainer):
     ) -> None:
         super().__init__(Path(model), settings, loss, device=device, threads=threads)
         self.store, self.model = store, model
+        self._lease: Lease | None = None
 
     @_guarded
     def setup(self) -> None:
@@ -75,11 +77,18 @@ class StoredTrainer(TitanTrainer):
         """Whether there are ranks to call: always, since this process is the one."""
         return True
 
-    def upload_weights(self, prefix: str) -> tuple[File, ...]:
-        """Upload this rank's share of the current weights in HF format, below ``prefix``."""
-        with TemporaryDirectory(prefix="forge-weights-") as folder:
+    def upload_weights(self, prefix: str, kept: Path | None = None) -> tuple[File, ...]:
+        """Upload this rank's share of the current weights in HF format, below ``prefix``. Afterwards the files are in
+        the folder ``kept``, if this host has it."""
+        kept = kept if kept is not None and kept.is_dir() else None
+        with TemporaryDirectory(prefix="forge-weights-", dir=kept) as folder:
             self.push_weights(Path(folder))
-            return self.store.upload(prefix, folder_files(Path(folder)))
+            files = folder_files(Path(folder))
+            uploaded = self.store.upload(prefix, files)
+            if kept is not None:
+                for name, path in files.items():
+                    path.rename(kept / name)
+        return uploaded
 
     def upload_checkpoint(self, prefix: str, extra: dict[str, Any]) -> tuple[File, ...]:
         """Upload this rank's share of a checkpoint, below ``prefix``."""
@@ -92,5 +101,17 @@ class StoredTrainer(TitanTrainer):
         return self.load(self.folder(prefix))
 
     def folder(self, prefix: str, *, pin: bool = False) -> Path:
-        """A local folder with the published object ``prefix``."""
-        return self.store.local_dir(prefix, pin=pin)
+        """A local folder with the published object ``prefix``; ``pin``: that of this host, until ``cleanup``."""
+        if not pin:
+            return self.store.local_dir(prefix)
+        self._release()
+        self._lease = lease_published(self.store, prefix)
+        return self._lease.folder
+
+    def cleanup(self) -> None:
+        super().cleanup()
+        self._release()
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            self._lease.release()

@@ -35,6 +35,7 @@ VARIABLE = "FORGE_WEIGHTS_CACHE"
 SHARED_MEMORY = Path("/dev/shm")
 KEEP = 2  # folders that nobody leases
 VERSIONS = 4  # that a file system must be able to hold to be worth using
+FETCHERS = 8  # where no configuration says how many
 MARGIN = 1.1  # of the bytes that are about to be written
 
 
@@ -76,6 +77,12 @@ def object_size(manifest: Manifest) -> int:
     return sum(file.size for file in manifest.files)
 
 
+def lease_published(store: Store, prefix: str) -> Lease:
+    """The folder of the object ``prefix`` on this host. Raises NotFound, and as ``HostCache.lease``."""
+    manifest = store.open_published(prefix).manifest
+    return HostCache(cache_root(store, object_size(manifest))).lease(store, manifest, fetchers=FETCHERS)
+
+
 class HostCache:
     """``root`` is made when it does not exist. Safe to use from many threads and processes."""
 
@@ -100,7 +107,7 @@ class HostCache:
         hosts, is left alone. Raises CacheError."""
         item = self._item(store, manifest)
         with exclusive(item.fetch_lock):
-            if item.holds(manifest) or not _has(folder, manifest):
+            if item.holds(manifest) or not (store.folder or _has(folder, manifest)):
                 return
             if store.folder is not None:
                 self._fill(item, store, manifest, store.described(manifest).link_to)

@@ -1,33 +1,31 @@
-"""The weights of a real run: on this host before the generator asks for them, and gone with the run."""
+"""The weights of a real run: fetched once a host, or not at all where the trainer is on this host."""
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from forge_core.runs.context import RunContext
-from tests.runs.harness import advance, memory, new_run
+from forge_core.store import Store
+from tests.runs.harness import advance, new_run
+from tests.store.faulty_proxy import FaultyProxy
+from tests.weights.objects import until
 
-pytestmark = pytest.mark.engine
-
-
-def cached(tmp_path: Path, ctx: RunContext, version: int) -> list[Path]:
-    name = ctx.ledger.weights_prefix(version).rstrip("/").rpartition("/")[2]
-    return [path for path in tmp_path.glob(f"weights-cache/*/{name}-*") if path.is_dir() and not path.suffix]
+pytestmark = [pytest.mark.engine, pytest.mark.server]
 
 
-def test_a_committed_version_is_on_this_host_before_it_is_asked_for(tmp_path: Path) -> None:
-    ctx = advance(new_run(memory()), 1)
-    deadline = time.monotonic() + 10
-    while not (folders := cached(tmp_path, ctx, 1)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    for key in ctx.store.list(ctx.ledger.weights_prefix(1)):
-        if not key.endswith("manifest.json"):
-            ctx.store.delete(key)
+def test_one_hosts_engines_fetch_version_zero_once_and_trained_versions_never(
+    proxied: tuple[FaultyProxy, Store], tmp_path: Path
+) -> None:
+    proxy, store = proxied
+    ctx = advance(new_run(store, "grpo.beta=0.1"), 1)
+    folder = ctx.weights_dir(1)
+    assert tmp_path / "weights-cache" in folder.parents
+    until(lambda: not ctx.weights._prefetches)  # the commit started one
     assert ctx.generator(1).get_version() == 1
-    assert [ctx.weights_dir(1)] == folders
+    files = {file.key: 1 for file in store.open_published(ctx.ledger.weights_prefix(0)).manifest.files}
+    fetched = Counter(path.partition("/runs/")[2] for path in proxy.ranges if "/weights/" in path)
+    assert fetched == {key.removeprefix("runs/"): count for key, count in files.items()}
     ctx.close()
-    assert cached(tmp_path, ctx, 1) == []
+    assert not any(path.is_dir() for path in folder.parent.iterdir())
