@@ -77,7 +77,9 @@ def described(placement: Placement) -> str:
 
 def _staleness() -> Check:
     if place(RunConfig(), visible_gpus()).shared:
-        return Check("staleness", True, "max_staleness 0: generator and trainer share one GPU, where little overlaps")
+        return Check(
+            "staleness", True, "max_staleness 0: generator and trainer share one GPU (generator.sharing=split: 1)"
+        )
     overlap = "1 overlaps generation with training" if cores() > 1 else "with one core even 1 gains little"
     detail = (
         f"max_staleness with generator.backend=hf: {overlap}, more gains nothing (it runs one rollout at a time); with "

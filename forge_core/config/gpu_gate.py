@@ -78,7 +78,8 @@ def _shared_gpus(config: RunConfig, placement: Placement) -> list[str]:
 
 
 def _nothing_overlaps(config: RunConfig, placement: Placement) -> list[str]:
-    if not placement.shared or config.max_staleness == 0:
+    beside = config.generator.backend == "vllm" and config.generator.sharing == "split"
+    if not placement.shared or beside or config.max_staleness == 0:
         return []
     return [
         f"max_staleness is {config.max_staleness}, but generator and trainer share one GPU, where little overlaps: "

