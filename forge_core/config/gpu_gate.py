@@ -13,14 +13,19 @@ from forge_core.training.launch import node_count
 
 
 def placed(config: RunConfig, gpus: int | None) -> tuple[Placement | None, list[str]]:
-    """Where the roles go (None: nowhere) and what forbids it. ``gpus``: how many; left out: those that are visible."""
+    """Where the roles go (None: nowhere) and what forbids it. ``gpus``: how many an imagined machine has; None: this
+    machine, whose packages are looked at too."""
     ids = visible_gpus() if gpus is None else tuple(str(index) for index in range(gpus))
     try:
         placement = place(config, ids, nodes=node_count())
     except ConfigError as error:
         return None, error.problems
-    found = _wrong_vllm(config, placement)
-    return placement, found + _no_float8(config, placement) if gpus is None else found
+    return placement, machine_problems(config, placement) if gpus is None else []
+
+
+def machine_problems(config: RunConfig, placement: Placement) -> list[str]:
+    """What the devices and packages of this machine forbid."""
+    return [*_wrong_vllm(config, placement), *_no_float8(config, placement)]
 
 
 def placement_warnings(config: RunConfig, placement: Placement) -> list[str]:

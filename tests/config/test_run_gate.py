@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from forge_core.config import ConfigError, config_warnings, load_config, validate_for_training
+from forge_core.config.gpu_gate import machine_problems
 from forge_core.config.vllm_keys import engine_arguments, sampling_parameters
+from forge_core.devices import place
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = {
@@ -185,7 +187,10 @@ def test_vllm_that_is_not_installed_is_refused_with_the_commands_that_install_it
 
 
 def test_a_vllm_of_the_other_kind_is_refused():
-    assert "works on a GPU, but the vLLM that is installed is for CPUs" in refusal(*VLLM, gpus=2)
+    config = load_config(GOOD, VLLM)
+    (problem,) = machine_problems(config, place(config, ("0", "1")))
+    assert "works on a GPU, but the vLLM that is installed is for CPUs" in problem
+    assert machine_problems(config, place(config, ())) == []
 
 
 @pytest.mark.parametrize(
