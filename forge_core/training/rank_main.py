@@ -27,6 +27,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from forge_core.algorithms.losses.base import Loss as AdaptiveLoss
 from forge_core.engine_thread import set_torch_state
@@ -113,32 +114,35 @@ class RankTrainer(StoredTrainer):
 
 
 class Peers:
-    """The ranks as one of them sees them. ``pids`` are those of this host; the ``control`` group carries commands and
-    results beside the collectives of training, to which the trainer gives a limit of their own."""
+    """The ranks as one of them sees them. ``pids`` are those of this host. Commands and results have groups of their
+    own beside the collectives of training: a rank takes a command within ``--timeout-s``, or it is lost; a result may
+    take as long as loading and storing take."""
 
     def __init__(self, args: argparse.Namespace, *, leads: bool) -> None:
         patient = timedelta(seconds=max(args.init_timeout_s, args.timeout_s, 3 * PING_S))
         self.device = _own_device(args.device)
         dist.init_process_group("cpu:gloo,cuda:nccl" if args.device == "cuda" else "gloo", timeout=patient)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self._control = dist.new_group(backend="gloo", timeout=patient)
+        self._commands, self._results = (dist.new_group(backend="gloo", timeout=patient) for _ in range(2))
         host = int(os.environ["GROUP_RANK"])
         everyone = self._all_gather((leads, host, os.getpid()))
         self._leader = [leading for leading, _, _ in everyone].index(True)
         self._hosts = [number for _, number, _ in everyone]
         self._host = host
         self.pids = {rank: pid for rank, (_, number, pid) in enumerate(everyone) if number == host}
+        if leads:
+            _set_pg_timeout(timedelta(seconds=args.timeout_s), self._commands)
 
     def broadcast(self, command: Command | None) -> Command | None:
         """The leading rank's ``command``, on every rank."""
         box = [command]
-        dist.broadcast_object_list(box, src=self._leader, group=self._control)
+        dist.broadcast_object_list(box, src=self._leader, group=self._commands)
         return box[0]
 
     def gather(self, result: Any) -> list[Any]:
         """The results of all ranks on the leading one; elsewhere an empty list."""
         results = [None] * self.ranks if self.rank == self._leader else None
-        dist.gather_object(result, results, dst=self._leader, group=self._control)
+        dist.gather_object(result, results, dst=self._leader, group=self._results)
         return results or []
 
     def from_first_of_host(self, value: Any) -> Any:
@@ -147,7 +151,7 @@ class Peers:
 
     def _all_gather(self, value: Any) -> list[Any]:
         values = [None] * self.ranks
-        dist.all_gather_object(values, value, group=self._control)
+        dist.all_gather_object(values, value, group=self._results)
         return values
 
 

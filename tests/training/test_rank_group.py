@@ -1,0 +1,162 @@
+"""A group of ranks: it ends whole, it ends with its owner, and an error says which rank and why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from forge_core.algorithms.losses import build_loss
+from forge_core.algorithms.ops import Totals
+from forge_core.processes import ChildDied
+from forge_core.store import folder_files, open_store
+from forge_core.training.launch import RankOptions, Rendezvous
+from forge_core.training.packing import Sample
+from forge_core.training.rank_group import RankError, RankGroup
+from forge_core.training.settings import TrainerSettings
+from forge_core.training.stored import StoredTrainer, TrainerSpec
+from tests.runs.harness import tiny
+from tests.training.tiny_models import samples, saved
+
+pytestmark = pytest.mark.engine
+
+SAMPLES = samples(16)
+TOTALS = Totals(sum(sum(s.loss_mask[1:]) for s in SAMPLES), len(SAMPLES))
+SETTINGS = {"learning_rate": 1e-2, "seq_len": 64, "token_budget": 128, "timeout_s": 4.0}
+
+
+def adaptive_loss() -> Any:
+    """DAPO whose KL weight the owner adapts."""
+    return build_loss(tiny("loss={name: dapo, adaptive_kl: true}", "grpo.beta=0.1"))
+
+
+def with_reference(given: list[Sample]) -> list[Sample]:
+    return [Sample(**{**vars(s), "ref_logprobs": [-4.0] * len(s.tokens)}) for s in given]
+
+
+def started(folder: Path, loss: Any = None) -> RankGroup:
+    """Two ranks on a model in a store below ``folder``."""
+    store = open_store(str(folder / "store"))
+    store.publish("model/", folder_files(saved("qwen3-tied")[0]), request="model")
+    group = RankGroup(
+        TrainerSpec(store.uri, "model/", TrainerSettings(**SETTINGS, data_parallel=2), adaptive_loss),
+        2,
+        loss=loss or adaptive_loss(),
+        logs=folder / "logs",
+        scratch="copy/",
+        rendezvous=Rendezvous("test"),
+        options=RankOptions(timeout_s=4.0, init_timeout_s=120.0),
+    )
+    group.setup()
+    return group
+
+
+def train(trainer: Any, given: list[Sample] | None = None) -> Any:
+    return trainer.train_samples(given or with_reference(SAMPLES), totals=TOTALS, temperature=1.0)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[RankGroup]:
+    group = started(tmp_path)
+    yield group
+    group.cleanup()
+
+
+def test_two_ranks_do_what_one_does_with_the_owners_loss(group: RankGroup, tmp_path: Path) -> None:
+    store, loss = open_store(str(tmp_path / "store")), adaptive_loss()
+    alone = StoredTrainer(store, "model/", TrainerSettings(**SETTINGS), loss, threads=1)
+    alone.setup()
+    for beta in (0.1, 0.5):  # as adapted between steps
+        for each in (loss, group._loss):
+            each.load_state({**each.state(), "beta": beta})
+        (result, step), (expected, expected_step) = train(group), train(alone)
+        assert result.loss == pytest.approx(expected.loss, abs=1e-6)
+        assert step.grad_norm == pytest.approx(expected_step.grad_norm, rel=1e-5)
+        assert result.metrics == pytest.approx(expected.metrics, abs=1e-5)
+    found, wanted = (t.logprobs_samples(SAMPLES, temperature=0.7) for t in (group, alone))
+    assert [len(f) for f in found] == [sum(s.loss_mask[1:]) for s in SAMPLES]
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+    digest = group.state_digest()
+    files = group.upload_checkpoint("checkpoint/", {"note": 1})
+    store.publish_uploaded("checkpoint/", files, request="state")
+    assert alone.load_checkpoint("checkpoint/") == {"note": 1}
+    assert alone.state_digest() == digest
+    train(group)
+    assert group.load_checkpoint("checkpoint/") == {"note": 1}
+    assert group.state_digest() == digest
+    group.push_weights(tmp_path / "copy")
+    assert {"config.json", "model.safetensors.index.json", "tokenizer.json"} <= {
+        f.name for f in (tmp_path / "copy").iterdir()
+    }
+    assert store.list("copy") == []
+    assert (group.get_status()["step"], group.get_status()["ranks"]) == (2, 2)
+    # An error of a rank is its own text, ends the group, and is told from a dead rank.
+    with pytest.raises(
+        RankError, match=r"rank \d of the trainer: .*nothing is published(.|\n)*the end of .*trainer-0.log"
+    ):
+        group.load_checkpoint("absent/")
+    assert not group.alive()
+    with pytest.raises(ChildDied, match="its next use starts them again"):
+        group.state_digest()
+
+
+@pytest.mark.parametrize("when", ["in a step", pytest.param("idle", marks=pytest.mark.soak)])
+def test_a_rank_that_hangs_is_an_error_after_the_timeout_and_its_group_ends(group: RankGroup, when: str) -> None:
+    pids = list(group._pids.values())
+    threading.Timer(0.0 if when == "idle" else 1.0, os.kill, (pids[1], signal.SIGSTOP)).start()
+    time.sleep(0.3)
+    started_at = time.monotonic()
+    with pytest.raises(RankError, match=r"rank 0 of the trainer: (.|\n)*comm\.timeout_s"):
+        train(group, with_reference(SAMPLES) * (1 if when == "idle" else 400))
+    assert time.monotonic() - started_at < 1.0 + 4.0 + 3.0
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+_OWNER = """
+import sys, time
+from pathlib import Path
+from tests.training.test_rank_group import started
+group = started(Path(sys.argv[1]))
+print(*group._pids.values(), group._group.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_owner_leaves_no_rank_behind(tmp_path: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", _OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pids = [int(word) for word in owner.stdout.readline().split()]
+    assert len(pids) == 3
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    owner.kill()
+    owner.wait()
+    deadline = time.monotonic() + 5
+    while any(psutil.pid_exists(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_ranks_that_do_not_meet_in_time_are_an_error(tmp_path: Path) -> None:
+    spec = TrainerSpec("file:///nowhere", "model/", TrainerSettings(data_parallel=2), adaptive_loss)
+    group = RankGroup(
+        spec,
+        1,
+        loss=None,
+        logs=tmp_path,
+        scratch="copy/",
+        rendezvous=Rendezvous("alone", nodes=2),
+        options=RankOptions(init_timeout_s=3.0),
+    )
+    with pytest.raises(ChildDied, match=r"did not meet within comm\.init_timeout_s=3|ended without being asked to"):
+        group.setup()
+    assert not group.alive()
