@@ -14,12 +14,14 @@ Files of an object ``x`` below the root: ``x/``, ``x.partial/`` while it is bein
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import shutil
 import tempfile
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -37,6 +39,8 @@ KEEP = 2  # folders that nobody leases
 VERSIONS = 4  # that a file system must be able to hold to be worth using
 FETCHERS = 8  # where no configuration says how many
 MARGIN = 1.1  # of the bytes that are about to be written
+_leases: weakref.WeakSet[Lease] = weakref.WeakSet()  # of this process
+_caches: dict[Path, HostCache] = {}  # that this process has used
 
 
 class CacheError(RuntimeError):
@@ -44,16 +48,19 @@ class CacheError(RuntimeError):
 
 
 class Lease:
-    """A complete folder, which stays until ``release`` or the end of this process."""
+    """A complete folder, which stays until ``release``, until nobody holds the lease, or until this process ends."""
 
     def __init__(self, folder: Path, lock: int) -> None:
         self.folder = folder
         self._lock = lock
+        _leases.add(self)
 
     def release(self) -> None:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    __del__ = release
 
 
 def cache_root(store: Store, size: int) -> Path:
@@ -89,6 +96,7 @@ class HostCache:
     def __init__(self, root: Path) -> None:
         self.root = root
         _make_private(root)
+        _caches[root] = self
 
     def lease(self, store: Store, manifest: Manifest, *, fetchers: int, stop: Stop | None = None) -> Lease:
         """The folder of ``manifest``, fetched with ``fetchers`` parallel range reads unless it is there.
@@ -141,7 +149,7 @@ class HostCache:
 
     def leave(self) -> None:
         """What a process does that needs the cache no longer: the last one that uses it empties it."""
-        if all(item.idle() for item in self._items()):
+        if self.root.is_dir() and all(item.idle() for item in self._items()):
             self.evict(0)
 
     def free(self) -> int:
@@ -228,6 +236,14 @@ class _Item:
         with exclusive_if_free(self.fetch_lock) as mine:
             if mine and not is_held(self.lease_lock):
                 self.remove()
+
+
+@atexit.register
+def _leave_all() -> None:
+    for lease in list(_leases):
+        lease.release()
+    for cache in list(_caches.values()):
+        cache.leave()
 
 
 def _has(folder: Path, manifest: Manifest) -> bool:

@@ -31,6 +31,9 @@ sys.stdin.read()
 """
 
 
+ENDS = USER.replace("sys.stdin.read()", "sys.exit(3)")
+
+
 @contextmanager
 def user(store: Store, cache: HostCache, manifest: Manifest) -> Iterator[subprocess.Popen[str]]:
     """Another process that leases ``manifest`` and keeps it; it has begun to ask when this returns."""
@@ -116,6 +119,18 @@ def test_a_folder_in_use_survives_until_its_process_is_gone(tmp_path: Path, cach
         process.wait()
     cache.leave()
     assert names(cache) == []
+
+
+def test_a_process_that_ends_without_a_word_empties_the_cache_if_it_is_the_last(
+    tmp_path: Path, cache: HostCache
+) -> None:
+    store = open_store(str(tmp_path / "store"))
+    mine = lease(cache, store, published(store, 1))
+    for last in (False, True):
+        command = [sys.executable, "-c", ENDS, store.uri, str(cache.root), published(store, 2).prefix]
+        assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 3
+        assert (names(cache) == []) == last
+        mine.release()
 
 
 def test_two_leases_of_one_process_are_two(memory: Store, cache: HostCache) -> None:
