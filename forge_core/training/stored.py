@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,15 +18,13 @@ from typing import Any
 
 from forge_core.algorithms.ops import Totals
 from forge_core.data_model import ForwardBackwardResult, OptimStepResult
-from forge_core.observability.memory import SETTINGS, memory_guard
+from forge_core.observability.memory import SETTINGS, memory_guard, model_sizes
 from forge_core.stop import StopToken
 from forge_core.store import File, Store, folder_files
 from forge_core.training.packing import Sample
 from forge_core.training.settings import TrainerSettings
 from forge_core.training.trainer import Loss, TitanTrainer
 from forge_core.weights.host_cache import Lease, lease_published
-
-_guarded = memory_guard("trainer", SETTINGS["trainer"])
 
 
 @dataclass(frozen=True)
@@ -56,22 +55,22 @@ class StoredTrainer(TitanTrainer):
         self.store, self.model = store, model
         self._lease: Lease | None = None
 
-    @_guarded
     def setup(self) -> None:
-        self.model_dir = self.folder(self.model, pin=True)
-        super().setup()
+        with self._guard():
+            self.model_dir = self.folder(self.model, pin=True)
+            super().setup()
 
-    @_guarded
     def train_samples(
         self, samples: Sequence[Sample], *, totals: Totals, temperature: float, stop: StopToken | None = None
     ) -> tuple[ForwardBackwardResult, OptimStepResult]:
-        return super().train_samples(samples, totals=totals, temperature=temperature, stop=stop)
+        with self._guard():
+            return super().train_samples(samples, totals=totals, temperature=temperature, stop=stop)
 
-    @_guarded
     def logprobs_samples(
         self, samples: Sequence[Sample], *, temperature: float, stop: StopToken | None = None
     ) -> list[list[float]]:
-        return super().logprobs_samples(samples, temperature=temperature, stop=stop)
+        with self._guard():
+            return super().logprobs_samples(samples, temperature=temperature, stop=stop)
 
     def alive(self) -> bool:
         """Whether there are ranks to call: always, since this process is the one."""
@@ -111,6 +110,14 @@ class StoredTrainer(TitanTrainer):
     def cleanup(self) -> None:
         super().cleanup()
         self._release()
+
+    def _guard(self) -> AbstractContextManager[None]:
+        return memory_guard("trainer", SETTINGS["trainer"], self._sizes)
+
+    def _sizes(self) -> dict[str, int]:
+        if self._model is None or self._optimizer is None:
+            return {}
+        return model_sizes(self._model.parameters(), [self._optimizer.state])
 
     def _release(self) -> None:
         if self._lease is not None:
