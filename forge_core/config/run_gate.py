@@ -7,7 +7,7 @@ imports torch) only for a configuration that is right otherwise, or when a servi
 
 from __future__ import annotations
 
-from math import gcd
+from math import gcd, prod
 
 from forge_core.config.errors import ConfigError
 from forge_core.config.run_config import RunConfig, ScratchModel
@@ -23,7 +23,7 @@ def validate_for_training(config: RunConfig, gpus: int | None = None) -> list[st
     from forge_core.config.gpu_gate import placed, placement_warnings  # it imports what imports this package
     from forge_core.devices import insisting
 
-    checks = (_missing, _groups, _sampling, _lengths, _model, _evaluation, _ranks, vllm_problems)
+    checks = (_missing, _groups, _sampling, _lengths, _model, _evaluation, _ranks, _store_of_ranks, vllm_problems)
     problems = [problem for check in checks for problem in check(config)]
     placement = None
     if not problems or insisting(config):
@@ -191,6 +191,16 @@ def _embedded_backend(config: RunConfig) -> list[str]:
         if getattr(config.generator, name):
             found.append(f"generator.{name} is for vLLM: generator.backend=hf does not look at it")
     return found
+
+
+def _store_of_ranks(config: RunConfig) -> list[str]:
+    ranks = prod(config.parallelism.model_dump().values())
+    if ranks == 1 or not (config.store or "").startswith("memory://"):
+        return []
+    return [
+        f"store: {config.store} exists in one process only, but parallelism asks for {ranks} trainer ranks, each a "
+        "process: use a folder or s3://bucket/prefix"
+    ]
 
 
 def _store_that_dies(config: RunConfig) -> list[str]:

@@ -50,4 +50,5 @@ def build_trainer(ctx: RunContext, settings: TrainerSettings, loss: Any) -> Trai
         rendezvous=rendezvous,
         options=RankOptions.from_config(ctx.config, "cuda" if gpus else "cpu", threads),
         environment=Placement.environment(gpus),
+        stop=ctx.stop,
     )

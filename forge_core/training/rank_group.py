@@ -4,7 +4,8 @@ Invariants:
 - The ranks are one ``torchrun`` command in a guarded child group: however this process ends, so do they.
 - A rank that dies or raises ends the group: the call in progress raises, within two seconds, ``ChildDied`` or
   ``RankError`` with the end of the log, and every later call raises ``ChildDied``. ``setup`` starts afresh.
-- A stop token set during a call ends it on all ranks at the same micro-batch, and the ranks stay usable.
+- A stop token set during a training call ends it on all ranks at the same micro-batch, and the ranks stay usable; one
+  set while they start or load ends them.
 - Calls come from one thread at a time.
 """
 
@@ -31,7 +32,7 @@ from forge_core.stop import Stopped, StopToken
 from forge_core.store import File, open_store
 from forge_core.training.launch import RankOptions, Rendezvous, rank_environment, torchrun
 from forge_core.training.packing import Sample
-from forge_core.training.rank_protocol import SOCKET, Answer, Command, Failed, Ready, StopCommand
+from forge_core.training.rank_protocol import SOCKET, STOPPABLE, Answer, Command, Failed, Ready, StopCommand
 from forge_core.training.stored import TrainerSpec
 
 POLL_S = 0.1
@@ -47,7 +48,8 @@ class RankError(RuntimeError):
 class RankGroup:
     """``ranks``: processes to start on this host (on others, ``forge join`` starts them). ``loss``: the owner's, whose
     state goes to all ranks with each call. ``logs``: a folder for the log file of each start. ``scratch``: a prefix for
-    objects that are deleted at once. ``environment``: what the ranks' adds to this process's, such as their GPUs."""
+    objects that are deleted at once. ``environment``: what the ranks' adds to this process's, such as their GPUs.
+    ``stop``: ends starting and loading."""
 
     def __init__(
         self,
@@ -60,10 +62,11 @@ class RankGroup:
         rendezvous: Rendezvous,
         options: RankOptions,
         environment: Mapping[str, str | None] | None = None,
+        stop: StopToken | None = None,
     ) -> None:
         self._spec, self._ranks, self._loss, self._scratch = spec, ranks, loss, scratch
         self._logs, self._rendezvous, self._options = logs, rendezvous, options
-        self._environment = dict(environment or {})
+        self._environment, self._stop = dict(environment or {}), stop
         self._numbers, self._starts = itertools.count(), itertools.count()
         self._log = logs
         self._pids: dict[int, int] = {}
@@ -77,7 +80,7 @@ class RankGroup:
         """Start the ranks, let them meet, load the model."""
         self.cleanup()
         self._start()
-        self._call("setup", spec=self._spec)
+        self._call("setup", spec=self._spec, stop=self._stop)
 
     def alive(self) -> bool:
         """Whether the ranks can be called."""
@@ -113,7 +116,7 @@ class RankGroup:
 
     def load_checkpoint(self, prefix: str) -> dict[str, Any]:
         """All ranks go back to a published checkpoint; returns its ``extra``."""
-        return self._first("load_checkpoint", prefix)
+        return self._first("load_checkpoint", prefix, stop=self._stop)
 
     def push_weights(self, folder: Path) -> None:
         """Write the whole model to ``folder`` of this host, by way of the store, which is all that the ranks share."""
@@ -157,12 +160,12 @@ class RankGroup:
                     env={**environment, SOCKET: str(folder / "socket")},
                 )
                 deadline = time.monotonic() + self._options.init_timeout_s
-                self._wait(listener, deadline=deadline)
+                self._wait(listener, deadline=deadline, stop=self._stop)
                 self._connection = listener.accept()[0]
         finally:
             shutil.rmtree(folder)
         self._channel = Channel(self._connection)
-        ready = self._receive(deadline=deadline)
+        ready = self._receive(deadline=deadline, stop=self._stop)
         assert isinstance(ready, Ready)
         self._pids = ready.pids
 
@@ -189,23 +192,26 @@ class RankGroup:
             self._channel.send(Command(number, method, arguments, keywords, state, spec))
         except OSError:
             self._died()
-        answer = self._receive(stop=stop, number=number)
-        if isinstance(answer, Failed):
-            self._failed(answer)
+        answer = self._receive(stop=stop, number=number if method in STOPPABLE else None)
         assert isinstance(answer, Answer)
         assert answer.number == number
         if answer.stopped:
             raise Stopped((stop and stop.reason) or "unknown")
         return answer.results
 
-    def _receive(self, *, deadline: float | None = None, stop: StopToken | None = None, number: int = -1) -> Any:
+    def _receive(
+        self, *, deadline: float | None = None, stop: StopToken | None = None, number: int | None = None
+    ) -> Any:
         assert self._channel is not None
         assert self._connection is not None
         self._wait(self._connection, deadline=deadline, stop=stop, number=number)
         try:
-            return self._channel.receive()
+            message = self._channel.receive()
         except (EOFError, OSError):
             self._died()
+        if isinstance(message, Failed):
+            self._failed(message)
+        return message
 
     def _wait(
         self,
@@ -213,18 +219,21 @@ class RankGroup:
         *,
         deadline: float | None = None,
         stop: StopToken | None = None,
-        number: int = -1,
+        number: int | None = None,
     ) -> None:
-        """Return when ``source`` has something to read; forward a stop; raise when a rank is gone or time is up."""
+        """Return when ``source`` has something to read; raise when a rank is gone or time is up. A stop is forwarded to
+        the command ``number``; without one it ends the ranks."""
         while not select.select([source], [], [], POLL_S)[0]:
             if self._group is None or not self._group.alive() or self._missing():
                 self._died()
             if deadline is not None and time.monotonic() > deadline:
                 limit = f"comm.init_timeout_s={self._options.init_timeout_s:g}"
                 self._end(ChildDied(f"the trainer's ranks did not meet within {limit}; {self._log_end()}"))
-            if stop is not None and stop.is_set() and self._channel is not None:
-                self._channel.send(StopCommand(number, stop.reason or "unknown"))
-                stop = None
+            if stop is not None and stop.is_set():
+                reason, stop = stop.reason or "unknown", None
+                if number is None or self._channel is None:
+                    self._end(Stopped(reason))
+                self._channel.send(StopCommand(number, reason))
 
     def _missing(self) -> list[int]:
         """Ranks of this host whose process is gone."""

@@ -16,7 +16,9 @@ from forge_core.store import Store, entry_digest, layout, open_store
 from tests.cli.conftest import FORGE, Forge, run_forge
 from tests.store.entries import RUN, committed
 
-COMMANDS = ("train", "resume", "stop", "try", "export", "new", "runs", "ledger", "config", "doctor", "convert")
+COMMANDS = (
+    "train", "resume", "slurm", "join", "stop", "try", "export", "new", "runs", "ledger", "config", "doctor", "convert",
+)  # fmt: skip
 LEDGER_KEYS = {
     *("batch", "version_in", "version_out", "max_age", "episodes", "tokens", "plans", "shards", "training", "weights"),
     *("previous", "state_digest", "cursor", "metrics", "started_at", "finished_at"),

@@ -259,6 +259,13 @@ def test_what_is_odd_is_warned_about(overrides, parts):
         assert part in warnings
 
 
+def test_ranks_need_a_store_that_every_process_reaches():
+    ranks = ["store=memory://x", "parallelism.data_parallel_shard_degree=2"]
+    with pytest.raises(ConfigError, match=r"store: memory://x exists in one process.*2 trainer ranks.*s3://bucket"):
+        validate_for_training(load_config(GOOD, ranks), gpus=0)
+    validate_for_training(load_config(GOOD, ["store=memory://x"]), gpus=0)
+
+
 def test_warnings_are_returned_by_the_gate_not_raised():
     config = load_config(GOOD, ["max_staleness=4"])
     assert validate_for_training(config, gpus=0) == config_warnings(config) != []

