@@ -100,9 +100,9 @@ def ours(folder: Path, model: Path, args: argparse.Namespace) -> tuple[list[tupl
             )
     check(ctx, done[0].prefix, model, args)
     generator = ctx.generator(0)
-    engine_args = generator._engine_args(0, model)  # type: ignore[attr-defined]
+    engine_args = generator._settings.arguments(0, model)  # type: ignore[attr-defined]
     engine_args.pop("scheduling_policy")
-    environment = {**os.environ, **generator._environment(0)}  # type: ignore[attr-defined]
+    environment = {**os.environ, **generator._settings.variables(0)}  # type: ignore[attr-defined]
     found = {
         "vllm_config": generator.get_vllm_config(),  # type: ignore[attr-defined]
         "batches": batches,

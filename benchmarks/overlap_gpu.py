@@ -77,8 +77,9 @@ class Shaped:
 
 def serve_another_run(engine: Any, weights: Callable[[int], Path], version: int) -> None:
     """Loading an engine takes a minute: this one goes back to the first version of the next run instead."""
-    engine._weights, engine._version = weights, version - 1
-    for replica in engine._live():
+    pool = engine._pool
+    pool.weights, pool.version = weights, version - 1
+    for replica in pool.live().values():
         replica.version = version - 1
     engine.update_weights(version)
 

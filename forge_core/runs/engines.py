@@ -46,7 +46,8 @@ def _embedded(ctx: RunContext, version: int) -> Generator:
 
 
 def _vllm(ctx: RunContext, version: int) -> Generator:
-    from forge_core.generation.vllm import VLLMGenerator, VLLMSettings
+    from forge_core.generation.vllm import VLLMGenerator
+    from forge_core.generation.vllm_settings import VLLMSettings
 
     g, placement = ctx.config.generator, ctx.placement
     settings = VLLMSettings(

@@ -23,7 +23,8 @@ import torch
 
 from forge_core.data_model import Completion, GenerationRequest, SamplingParams
 from forge_core.generation.hf import HFGenerator
-from forge_core.generation.vllm import VLLMGenerator, VLLMSettings, version_spans
+from forge_core.generation.vllm import VLLMGenerator, version_spans
+from forge_core.generation.vllm_settings import VLLMSettings
 from forge_core.models.errors import WeightsError
 from forge_core.stop import Stopped, StopToken
 from tests.generation.conftest import make_folder, request
@@ -264,7 +265,7 @@ def test_a_running_response_goes_on_with_the_new_weights(endless: VLLMGenerator,
 
 def test_drain_finishes_what_runs_with_the_old_weights(endless: VLLMGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = endless.get_version(), next_version(endless)
-    monkeypatch.setattr(endless, "_settings", dataclasses.replace(endless._settings, drain=True))
+    monkeypatch.setattr(endless._pool, "settings", dataclasses.replace(endless._settings, drain=True))
     thread, results = in_background(lambda: endless.generate(many(SLOTS, 150)))
     running_tokens(endless)
     endless.update_weights(new)
@@ -312,12 +313,12 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_serve_on(
     bad = shutil.copytree(versions(served + 1), tmp_path / "bad")
     spoil(bad)
     before = engine.score(list(request("12+3=").prompt_ids))
-    monkeypatch.setattr(engine, "_weights", lambda version: bad)
+    monkeypatch.setattr(engine._pool, "weights", lambda version: bad)
     with pytest.raises(WeightsError):
         engine.update_weights(served + 1)
     assert engine.get_version() == served
     assert engine.score(list(request("12+3=").prompt_ids)) == before
-    assert engine._restarts == [0]
+    assert engine._pool._restarts == [0]
 
 
 def test_the_configuration_of_vllm_is_shown(engine: VLLMGenerator) -> None:
@@ -363,7 +364,7 @@ def test_faults_of_one_engine(versions: Versions, tmp_path: Path) -> None:
         generator.update_weights(1)
         thread, results = in_background(lambda: generator.generate(many(4, 150)))
         running_tokens(generator)
-        (replica,) = generator._live()
+        (replica,) = generator._pool.live().values()
         family = engine_processes(replica.group.pid)
         core = next(p for p in family if "EngineCore" in " ".join(p.cmdline()) or "EngineCore" in p.name())
         core.kill()

@@ -31,16 +31,16 @@ def main(folder: Path, report: Path) -> None:
         time.sleep(0.01)
     assigned = dict(generator._assigned)
     time.sleep(0.3)
-    generator._live()[0].group.kill()
+    generator._pool.live()[0].group.kill()
     thread.join()
     deadline = time.monotonic() + 90
-    while len(generator._live()) < 2 and time.monotonic() < deadline:
+    while len(generator._pool.live()) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     found = {
         "divided": [list(assigned.values()).count(i) for i in (0, 1)],
         "prompts_apart": sum(len({i for name, i in assigned.items() if name.startswith(f"{t}/")}) > 1 for t in texts),
         "completed": len([c for c in results if len(c.token_ids) == 400]),
-        "restarted": len(generator._live()) == 2,
+        "restarted": len(generator._pool.live()) == 2,
     }
     report.with_suffix(".tmp").write_text(json.dumps(found))
     report.with_suffix(".tmp").rename(report)

@@ -1,0 +1,99 @@
+"""Settings of the vLLM generator, and what they mean for one engine's process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forge_core.data_model import GenerationRequest
+
+
+@dataclass(frozen=True)
+class VLLMSettings:
+    """``gpus``: of each engine, the GPU ids that it is pinned to (empty: on the CPU); its tensor-parallel degree is
+    their number. ``max_model_len``: longest prompt plus response, in tokens. ``engine_args`` and ``sampling_params``
+    are passed through to vLLM. ``drain``: responses are finished before weights are swapped. ``sleep``: the engine can
+    free its memory. ``memory_share``: of a GPU, where ``engine_args`` does not say. ``environment(ids)`` gives the
+    variables that pin a process to GPUs."""
+
+    gpus: tuple[tuple[str, ...], ...] = ((),)
+    dtype: str = "float32"
+    max_model_len: int = 2048
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    sampling_params: Mapping[str, Any] = field(default_factory=dict)
+    drain: bool = False
+    sleep: bool = False
+    memory_share: float = 0.9
+    threads: int | None = None
+    environment: Callable[[Sequence[str]], Mapping[str, str | None]] = lambda ids: (
+        {"CUDA_VISIBLE_DEVICES": ",".join(ids)} if ids else {}
+    )
+
+    @property
+    def on_cpu(self) -> bool:
+        return not any(self.gpus)
+
+    def arguments(self, index: int, folder: Path) -> dict[str, Any]:
+        """vLLM's arguments of engine ``index``; ``generator.engine_args`` may set all but Forge's own."""
+        gpus = self.gpus[index]
+        defaults: dict[str, Any] = {"gpu_memory_utilization": self.memory_share} if gpus else {"enforce_eager": True}
+        ours = {
+            "model": str(folder),
+            "tensor_parallel_size": max(len(gpus), 1),
+            "dtype": self.dtype,
+            "max_model_len": self.max_model_len,
+            "skip_tokenizer_init": not self._stop_strings,
+            "generation_config": "vllm",
+            "scheduling_policy": "priority",
+            "logprobs_mode": "processed_logprobs",
+            "enable_sleep_mode": self.sleep and bool(gpus),
+            "disable_log_stats": True,
+        }
+        return {**defaults, **self.engine_args, **ours}
+
+    def variables(self, index: int) -> dict[str, str | None]:
+        """Environment of engine ``index``."""
+        gpus = self.gpus[index]
+        env: dict[str, str | None] = {"VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+        if importlib.util.find_spec("flashinfer") is None:
+            env["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+        if not gpus:
+            threads = str(self.threads or len(os.sched_getaffinity(0)))
+            env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads}
+            env["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
+            if self.engine_args.get("enforce_eager", True):  # else the first request compiles for 18 s
+                env["TORCHDYNAMO_DISABLE"] = "1"
+        return env | dict(self.environment(gpus))
+
+    def request(self, request: GenerationRequest, eos_ids: Sequence[int]) -> dict[str, Any]:
+        """``request`` as it travels to an engine."""
+        sampling = request.sampling
+        params = {
+            **self.sampling_params,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "min_p": sampling.min_p,
+            "max_tokens": sampling.max_new_tokens,
+            "seed": request.seed % 2**63,
+            "logprobs": 0,
+            "detokenize": self._stop_strings,
+        }
+        if not params.get("ignore_eos"):
+            params["stop_token_ids"] = [*eos_ids, *params.get("stop_token_ids", ())]
+        return {
+            "id": request.request_id,
+            "prompt_ids": list(request.prompt_ids),
+            "priority": request.priority,
+            "min_version": request.min_version,
+            "params": params,
+        }
+
+    @property
+    def _stop_strings(self) -> bool:
+        """Only these need vLLM to have the tokenizer and to write text."""
+        return "stop" in self.sampling_params
