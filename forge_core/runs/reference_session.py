@@ -38,6 +38,7 @@ class ReferenceSession:
                 seq_len=t.seq_len,
                 dtype=t.dtype,
                 device=ctx.device("ref_model"),
+                compile=t.compile,
             )
             self._model.setup()
         return self._model.forward(samples, ctx.config.grpo.temperature, stop=ctx.stop)

@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor, Partial
 
 from forge_core.training.architecture import Architecture, inverse_frequencies
-from forge_core.training.attention import attend
+from forge_core.training.attention_kernels import attend
 from forge_core.training.logprob_head import Vocabulary, target_logprobs
 
 
@@ -120,7 +120,7 @@ class PolicyModel(Qwen3Model):
 
 
 class MaskedAttention(Module):
-    """Attention between the documents' own tokens (``attention.attend``).
+    """Attention between the documents' own tokens (``attention_kernels.attend``).
 
     Argument names are part of the contract: torchtitan shards by name under tensor parallelism.
     """

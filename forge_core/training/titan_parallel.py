@@ -28,14 +28,12 @@ from forge_core.training.settings import TrainerSettings
 from forge_core.training.titan_compat import PolicyModel, model_config  # first: it prepares torchtitan's import
 
 import torchtitan.distributed.parallel_dims as titan_dims  # isort: skip
-from torchtitan.config import CompileConfig, ParallelismConfig  # isort: skip
+from torchtitan.config import ParallelismConfig  # isort: skip
 from torchtitan.distributed import ParallelDims, utils as dist_utils  # isort: skip
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # isort: skip
-from torchtitan.distributed.compile import apply_compile  # isort: skip
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder  # isort: skip
 from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config  # isort: skip
 
-clip_grad_norm_ = dist_utils.clip_grad_norm_
 _BACKEND = "partial_dtensor"  # torchtitan's default needs a torch newer than 2.13
 
 
@@ -160,8 +158,6 @@ def _dimensions(parallelism: ParallelismConfig, device: torch.device) -> Paralle
     titan_dims.device_type = device.type  # a mesh of this device's kind, whatever else the machine has
     dims = ParallelDims.from_config(parallelism, dist.get_world_size())
     dims.build_mesh()
-    if dims.tp_enabled:
-        dims.get_mesh(["fsdp", "tp"])._flatten()  # the gradient norm is summed over both at once
     return dims
 
 
@@ -199,8 +195,11 @@ def _wrap_layers(model: PolicyModel, mesh: Mesh, settings: TrainerSettings) -> N
 
 
 def _compile(model: PolicyModel) -> None:
-    dims = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, world_size=1, spmd_backend=_BACKEND)
-    apply_compile(model, compile_config=CompileConfig(enable=True), parallel_dims=dims)
+    """Compile each layer. There are two shapes (``packing``), with and without gradients, for trainer and reference:
+    each gets code of its own, never code for all shapes."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 32)
+    for layer in model.layers.values():
+        layer.compile(fullgraph=True, dynamic=False)
 
 
 def _shard(model: PolicyModel, dims: ParallelDims, device: torch.device, compute_dtype: torch.dtype) -> None:

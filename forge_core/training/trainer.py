@@ -35,7 +35,7 @@ from forge_core.training.checkpoint import load_checkpoint, save_checkpoint
 from forge_core.training.collectives import check_stop, gathered, reduced
 from forge_core.training.hf_export import export
 from forge_core.training.micro_loss import Loss, micro_loss
-from forge_core.training.optimizer import build_optimizer, learning_rate, named_state
+from forge_core.training.optimizer import ShardedAdamW, learning_rate
 from forge_core.training.packing import PAD_ID, Sample, build, documents, few_shapes
 from forge_core.training.pipeline import FLUSH
 from forge_core.training.policy import Prepared
@@ -62,7 +62,7 @@ class TitanTrainer:
         self.device, self.threads = torch.device(device), threads
         self.step = 0  # optimizer steps done
         self._model: Any = None
-        self._optimizer: torch.optim.AdamW | None = None
+        self._optimizer: ShardedAdamW | None = None
         self._has_gradients = False
 
     @property
@@ -72,15 +72,15 @@ class TitanTrainer:
     def setup(self) -> None:
         """Load the weights and make the optimizer. Raises ValueError for a folder that cannot be trained exactly."""
         self._arch = read_architecture(self.model_dir)
-        from forge_core.training.titan_parallel import build_model, clip_grad_norm_, reshard
+        from forge_core.training.titan_parallel import build_model, reshard
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        self._clip, self._reshard = clip_grad_norm_, reshard
+        self._reshard = reshard
         self._model, self._mesh = build_model(self._arch, self.settings, self.device)
         self._pipeline = self._mesh.pipeline(self._arch.dim, self._dtype, self.device)
         hf_io.load_weights(self._model, self._arch, self.model_dir)
-        self._optimizer = build_optimizer(self._model, self.settings)
+        self._optimizer = ShardedAdamW(self._model, self.settings, replicas=self.settings.tensor_parallel)
         self.step, self._has_gradients = 0, False
 
     def train_samples(
@@ -187,18 +187,15 @@ class TitanTrainer:
 
     def optim_step(self) -> OptimStepResult:
         """Clip the gradients, step, clear them. Raises RuntimeError without gradients or when they are not finite."""
-        model, optimizer = self._ready()
+        _, optimizer = self._ready()
         if not self._has_gradients:
             raise RuntimeError("optim_step has no gradients to apply: call forward_backward first")
-        stages = None if self._mesh.dims is None else self._mesh.dims.get_optional_mesh("pp")
-        norm = float(self._clip(model.parameters(), self.settings.max_norm, foreach=True, pp_mesh=stages))
+        norm = optimizer.clip()
         if not math.isfinite(norm):
             self.clear_gradients()
             raise RuntimeError(f"optimizer step {self.step} has gradient norm {norm}: nothing was changed")
         rate = learning_rate(self.step, self.settings)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
+        optimizer.step(rate)
         self.clear_gradients()
         self.step += 1
         return OptimStepResult(self.step, rate, norm)
@@ -218,7 +215,7 @@ class TitanTrainer:
 
     def clear_gradients(self) -> None:
         """Forget accumulated gradients."""
-        self._ready()[1].zero_grad(set_to_none=True)
+        self._ready()[1].clear()
         self._has_gradients = False
 
     def logprobs(self, batches: Batches, temperature: float = 1.0, stop: StopToken | None = None) -> list[list[float]]:
@@ -228,11 +225,11 @@ class TitanTrainer:
 
     def save(self, folder: Path, extra: dict[str, Any] | None = None) -> None:
         """Write a checkpoint; ``extra`` is any JSON-able state of the caller. Gradients are not part of it."""
-        save_checkpoint(Path(folder), named_state(*self._ready()), {"step": self.step, "extra": extra or {}})
+        save_checkpoint(Path(folder), self._ready()[1].named_state(), {"step": self.step, "extra": extra or {}})
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Go back to a checkpoint and return its ``extra``. Raises ValueError when it is of another model."""
-        tensors = named_state(*self._ready())
+        tensors = self._ready()[1].named_state()
         self.clear_gradients()
         state = load_checkpoint(Path(folder), tensors, self._mesh.group("pp"))
         self.step = state["step"]
@@ -274,7 +271,7 @@ class TitanTrainer:
         self._model = self._optimizer = None
         self._has_gradients = False
 
-    def _ready(self) -> tuple[Any, torch.optim.AdamW]:
+    def _ready(self) -> tuple[Any, ShardedAdamW]:
         if self._model is None or self._optimizer is None:
             raise RuntimeError("the trainer has no model: call setup() first")
         self._reshard(self._model)

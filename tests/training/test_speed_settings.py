@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 
 from forge_core.reference.model import ReferenceModel
-from forge_core.training import logprob_head, logprob_kernels
-from forge_core.training.packing import Sample, round_up
+from forge_core.training import logprob_head, logprob_kernels, policy
+from forge_core.training.attention import block_mask
+from forge_core.training.packing import PAD_ID, Sample, pack, round_up
 from tests.training.rank_worker import grpo_samples, train, trainer_of
-from tests.training.tiny_models import saved
+from tests.training.tiny_models import samples, saved
 
 pytestmark = pytest.mark.engine
 
@@ -45,6 +47,20 @@ def test_compiled_layers_train_the_same_and_the_reference_compiles_too() -> None
     assert found == compiled.logprobs_samples(given, temperature=0.9)  # the KL term starts at exactly zero
     for ours, theirs in zip(train(compiled, range(2)), train(plain, range(2)), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+def test_flex_attention_sees_what_the_dense_mask_shows() -> None:
+    reference = ReferenceModel(saved("qwen3-tied")[0], token_budget=256, seq_len=64, compile=True)
+    reference.setup()
+    batches = pack(samples(30), 256, PAD_ID, 64, fixed=True)
+    assert len(batches) > 1
+    for batch in batches:
+        dense = policy.prepare(batch, torch.device("cpu"), torch.float32)
+        assert batch.document_ids is not None
+        flex = replace(dense, mask=block_mask(batch.document_ids))
+        with torch.no_grad():  # on a CPU flex attention goes forward only
+            found, expected = (policy.logprobs(reference._model, p, 0.9)[0] for p in (flex, dense))
+        assert torch.allclose(found, expected, atol=1e-5)
 
 
 def test_documents_as_long_as_seq_len_fit_the_rotary_table() -> None:
