@@ -80,7 +80,8 @@ def update(ctx: Any, batch: int) -> dict[str, Any]:
     assert first.metadata["policy_version"] == batch + 1
     thread.join()
     spans = [[s.version for s in c.metadata["version_spans"]] for c in long]
-    assert all(versions == [batch, batch + 1] for versions in spans), spans[:3]
+    if batch:  # the first step compiles for longer than any response takes
+        assert all(versions == [batch, batch + 1] for versions in spans), spans[:3]
     assert checked(ctx, engine) < (1e-3 if ctx.config.generator.dtype == "float32" else 0.1)
     manifest = ctx.store.open_published(ctx.ledger.weights_prefix(batch + 1)).manifest
     times = engine.last_update
