@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from forge_core.training.architecture import Architecture
-from forge_core.training.attention import document_mask
+from forge_core.training.attention import block_mask
 from forge_core.training.packing import Sample
 from forge_core.training.titan_parallel import ensure_process_group
 
@@ -21,17 +21,23 @@ Step = Callable[[], tuple[float, float]]
 
 
 def bare_step(
-    arch: Architecture, samples: Sequence[Sample], device: torch.device, *, compiled: bool, checkpointing: str
+    arch: Architecture,
+    samples: Sequence[Sample],
+    length: int,
+    device: torch.device,
+    *,
+    compiled: bool,
+    checkpointing: str,
 ) -> Step:
-    """One optimizer step on ``samples``, in one micro-batch: returns (loss, gradient norm)."""
+    """One optimizer step on ``samples``, in one row of ``length`` positions: returns (loss, gradient norm)."""
     from torchtitan.distributed.utils import clip_grad_norm_
 
     model = _model(arch, device, max(len(s.tokens) for s in samples), compiled, checkpointing)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    columns = _columns(samples, device)
+    columns = _columns(samples, length, device)
 
     def step() -> tuple[float, float]:
-        mask = document_mask(columns["documents"], torch.bfloat16)
+        mask = block_mask(columns["documents"])
         logits = model(columns["inputs"], positions=columns["positions"], attention_masks=mask).float()
         loss = _loss(torch.log_softmax(logits, -1).gather(-1, columns["targets"][..., None]).squeeze(-1), columns)
         del logits
@@ -51,9 +57,10 @@ def _loss(logprobs: torch.Tensor, columns: dict[str, torch.Tensor]) -> torch.Ten
     return ((gain + 0.1 * (d.exp() - d - 1.0)) * columns["mask"]).sum() / columns["mask"].sum()
 
 
-def _columns(samples: Sequence[Sample], device: torch.device) -> dict[str, torch.Tensor]:
-    def row(values: list[list[Any]], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor([[v for part in values for v in part]], dtype=dtype, device=device)
+def _columns(samples: Sequence[Sample], length: int, device: torch.device) -> dict[str, torch.Tensor]:
+    def row(values: list[list[Any]], dtype: torch.dtype, padding: int = 0) -> torch.Tensor:
+        flat = [v for part in values for v in part]
+        return torch.tensor([flat + [padding] * (length - len(flat))], dtype=dtype, device=device)
 
     lengths = [len(s.tokens) - 1 for s in samples]
     return {
@@ -64,7 +71,7 @@ def _columns(samples: Sequence[Sample], device: torch.device) -> dict[str, torch
         "generator": row([(s.generator_logprobs or [])[1:] for s in samples], torch.float32),
         "reference": row([(s.ref_logprobs or [])[1:] for s in samples], torch.float32),
         "positions": row([list(range(n)) for n in lengths], torch.int64),
-        "documents": row([[i] * n for i, n in enumerate(lengths)], torch.int64),
+        "documents": row([[i] * n for i, n in enumerate(lengths)], torch.int64, -1),
     }
 
 

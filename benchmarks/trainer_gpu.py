@@ -1,17 +1,19 @@
 """The trainer's whole optimizer step on one GPU, and a bare torchtitan loop beside it in the same run.
 
     OUT=results .venv/bin/python -m benchmarks.trainer_gpu                      # Qwen3-0.6B shape, random weights
+    .venv/bin/python -m benchmarks.trainer_gpu --settings compile --data uniform --no-check     # the fastest, alone
     .venv/bin/python -m benchmarks.trainer_gpu --device cpu --shape tiny        # what a machine without a GPU can run
 
 First, correctness on a small model with packed documents of mixed lengths: log-probabilities against transformers, and
 losses and gradient norms of three GRPO steps against the float32 CPU trainer; the reference model's log-probabilities
-must equal the trainer's bit for bit. Nothing is timed when that fails.
+must equal the trainer's bit for bit; the head's gradients are compared with float64. What is wrong is listed in the
+JSON, and the exit status is 1.
 
 Then time: ``train_samples`` with the GRPO loss, beta > 0 and given reference log-probabilities, AdamW and clipping;
 16,384 tokens a step. ``uniform``: documents of 2,048 tokens, all of them trained on; ``mixed``: documents of 200 to
 2,048 tokens, the second half of each trained on. MFU counts 6 N + 6 L d_attention T floating-point operations a token
 (causal attention over documents of T tokens), without recomputation, over the card's dense bfloat16 peak.
-A profile of one step of each setting is written beside the JSON.
+A profile of one step of each setting goes to trainer_gpu_profiles.txt beside the JSON.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from benchmarks.machine import RESULTS, provenance, write
 from forge_core.algorithms.losses.grpo import GRPOLoss
 from forge_core.algorithms.ops import Totals
 from forge_core.reference.model import ReferenceModel
+from forge_core.training import logprob_kernels
 from forge_core.training.architecture import Architecture, read_architecture
 from forge_core.training.packing import Sample
 from forge_core.training.settings import TrainerSettings
@@ -117,8 +120,8 @@ def largest_gap(a: list[list[float]], b: list[list[float]]) -> float:
     return max(abs(x - y) for one, two in zip(a, b, strict=True) for x, y in zip(one, two, strict=True))
 
 
-def check(folder: Path, device: str, compiled: bool) -> dict[str, float]:
-    """Differences on the small model; raises SystemExit when one is too large."""
+def check(folder: Path, device: str, compiled: bool) -> tuple[dict[str, float], list[str]]:
+    """Differences on the small model, and those that are too large."""
     longest, budget = 300, 1024
     samples = documents([300, 17, 211, 130, 64, 299, 5, 77, 250, 190, 33], 97, 0.3)
     common: dict[str, Any] = {"learning_rate": 1e-3, "seq_len": longest, "token_budget": budget}
@@ -139,10 +142,45 @@ def check(folder: Path, device: str, compiled: bool) -> dict[str, float]:
             gaps = [abs(x[place] - y[place]) / (abs(x[1]) if place else 1.0) for x, y in zip(*steps, strict=True)]
             found[f"{dtype}/{name}"], limits[f"{dtype}/{name}"] = max(gaps), limit
         trainer.cleanup()
-    bad = {name: value for name, value in found.items() if not value <= limits[name]}
-    if bad:
-        raise SystemExit(f"wrong results: {bad}; all: {found}")
-    return found
+    found |= (heads := head_errors(torch.device(device)))
+    limits |= dict.fromkeys(heads, 0.02)
+    wrong = [f"{name} is {value}, allowed {limits[name]}" for name, value in found.items() if not value <= limits[name]]
+    return found, wrong
+
+
+def head_errors(device: torch.device) -> dict[str, float]:
+    """Relative errors of the head's gradients in bfloat16, with the logits kept and computed again."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 64, generator=generator).to(torch.bfloat16) for n in (700, 1003))
+    target, mix = torch.randint(0, 1003, (700,), generator=generator), torch.randn(2, 700, generator=generator)
+    errors, fits, chunk = {}, logprob_kernels._fits, logprob_kernels._CHUNK
+    exact = _head_gradients(_plain_head, hidden.double(), weight.double(), target, mix)
+    for name, kept in (("kept", True), ("again", False)):
+        logprob_kernels._fits, logprob_kernels._CHUNK = (lambda *_, kept=kept: kept), 1003 * 256
+        there = [x.to(device) for x in (hidden, weight, target, mix)]
+        found = _head_gradients(logprob_kernels.FusedTargetLogprobs.apply, *there)
+        for part, ours, theirs in zip(("hidden", "weight"), found, exact, strict=True):
+            errors[f"head/{name}/{part}"] = float((ours.cpu().double() - theirs).norm() / theirs.norm())
+    logprob_kernels._fits, logprob_kernels._CHUNK = fits, chunk
+    return errors
+
+
+def _plain_head(
+    hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, temperature: float, _: None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logprobs = torch.log_softmax(hidden @ weight.T / temperature, -1)
+    return logprobs.gather(1, target[:, None]).squeeze(1), -(logprobs.exp() * logprobs).sum(1)
+
+
+def _head_gradients(
+    head: Callable[..., Any], hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, mix: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    logprobs, entropy = head(hidden, weight, target, 8.0, None)
+    (mix[0] * logprobs + mix[1] * entropy).sum().backward()
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    return hidden.grad, weight.grad
 
 
 def _three_steps(trainer: TitanTrainer, samples: list[Sample]) -> list[tuple[float, float]]:
@@ -216,8 +254,8 @@ def rates(found: dict[str, float], arch: Architecture, samples: list[Sample], de
     return done
 
 
-def profile(step: Callable[[], Any], path: Path) -> None:
-    """The 25 kernels that took longest in one step, and how long the GPU was busy."""
+def profile(step: Callable[[], Any], title: str) -> str:
+    """The kernels that took longest in one step, and how long the GPU was busy."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
@@ -232,7 +270,8 @@ def profile(step: Callable[[], Any], path: Path) -> None:
     busy = sum(e.self_device_time_total for e in kernels) / 1e6
     lines = [f"{e.self_device_time_total / 1e3:9.3f} ms {e.count:6d} x  {e.key[:150]}" for e in _slowest(kernels)]
     table = events.table(sort_by=key, row_limit=25, max_name_column_width=80)
-    path.write_text(f"wall {wall:.4f} s (profiled), kernels {busy:.4f} s\n" + "\n".join(lines) + f"\n\n{table}\n")
+    heading = f"=== {title}: wall {wall:.4f} s (profiled), kernels {busy:.4f} s"
+    return "\n".join([heading, *lines, "", table, ""])
 
 
 def _slowest(kernels: list[Any]) -> list[Any]:
@@ -243,6 +282,8 @@ def measure(options: argparse.Namespace, folder: Path, out: Path) -> list[dict[s
     device, arch = torch.device(options.device), read_architecture(folder)
     rows = []
     for data, samples in data_sets(options.tokens, options.length, arch.vocab_size).items():
+        if data not in options.data.split(","):
+            continue
         for name in options.settings.split(","):
             compiled, checkpointing = SETTINGS[name]
             for side in ("bare", "forge") if options.bare and device.type == "cuda" else ("forge",):
@@ -250,7 +291,8 @@ def measure(options: argparse.Namespace, folder: Path, out: Path) -> list[dict[s
                 found = rates(timed(step, device, options.warmups, options.steps), arch, samples, device)
                 rows.append({"data": data, "setting": name, "side": side, **found})
                 print(rows[-1], flush=True)
-                profile(step, out / f"trainer_gpu_{data}_{name}_{side}.txt")
+                with (out / "trainer_gpu_profiles.txt").open("a") as file:
+                    file.write(profile(step, f"{data} {name} {side}"))
                 del step
                 torch._dynamo.reset()
                 gc.collect()
@@ -270,7 +312,7 @@ def _step_of(
 ) -> Callable[[], Any]:
     if side == "bare":
         device = torch.device(options.device)
-        return bare_step(arch, samples, device, compiled=compiled, checkpointing=checkpointing)
+        return bare_step(arch, samples, options.tokens, device, compiled=compiled, checkpointing=checkpointing)
     trainer = trainer_of(
         folder,
         options.device,
@@ -292,6 +334,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16384, help="tokens a step: one micro-batch")
     parser.add_argument("--length", type=int, default=2048, help="tokens of the longest document")
     parser.add_argument("--settings", default="eager,compile,compile-selective", help=", ".join(SETTINGS))
+    parser.add_argument("--data", default="uniform,mixed", help="uniform, mixed")
     parser.add_argument("--warmups", type=int, default=3, help="untimed steps after the first")
     parser.add_argument("--steps", type=int, default=10, help="timed steps")
     parser.add_argument(
@@ -310,13 +353,16 @@ def main() -> None:
         folder = Path(name)
         if options.check:
             small = saved_model("tiny" if options.device == "cpu" else "small", folder, "cpu")
-            result["differences"] = {
-                "compile" if compiled else "eager": check(small, options.device, compiled)
-                for compiled in sorted({SETTINGS[name][0] for name in options.settings.split(",")})
-            }
-            print(result["differences"], flush=True)
+            result["differences"], result["wrong"] = {}, []
+            for compiled in sorted({SETTINGS[name][0] for name in options.settings.split(",")}):
+                found, wrong = check(small, options.device, compiled)
+                result["differences"]["compile" if compiled else "eager"] = found
+                result["wrong"] += wrong
+            print(result["differences"], result["wrong"], flush=True)
         result["rows"] = measure(options, saved_model(options.shape, folder, options.device), out)
     write("trainer_gpu", result)
+    if result.get("wrong"):
+        raise SystemExit(f"wrong results: {result['wrong']}")
 
 
 if __name__ == "__main__":
