@@ -18,7 +18,7 @@ import torch
 from forge_core.stop import StopToken
 from forge_core.training import hf_io, policy
 from forge_core.training.architecture import read_architecture
-from forge_core.training.packing import PAD_ID, Sample, few_shapes, pack
+from forge_core.training.packing import PAD_ID, Sample, few_shapes, pack, round_up
 
 
 class ReferenceModel:
@@ -71,7 +71,12 @@ class ReferenceModel:
         fixed = few_shapes(self.device, self.compile)
         batches = pack(documents, self.token_budget, PAD_ID, self.seq_len, fixed=fixed)
         found = policy.document_logprobs(
-            lambda batch: policy.logprobs(self._model, batch, temperature)[0], batches, self.dtype, self.device, stop
+            lambda batch: policy.logprobs(self._model, batch, temperature)[0],
+            batches,
+            self.dtype,
+            self.device,
+            round_up(self.seq_len),
+            stop,
         )
         for index, logprobs in zip(counted, found, strict=True):
             results[index] = logprobs

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _FLEX_BLOCK = 128  # positions of a flex attention block, its default
 
 
-def one_document_a_row(document_ids_BT: Tensor | None) -> bool:
+def one_document_a_row(document_ids_BT: Tensor) -> bool:
     """Whether every row holds one document from its start (padding, id -1, may follow). Reads the tensor."""
-    return document_ids_BT is None or bool(((document_ids_BT == document_ids_BT[:, :1]) | (document_ids_BT < 0)).all())
+    return bool(((document_ids_BT == document_ids_BT[:, :1]) | (document_ids_BT < 0)).all())
 
 
 def document_mask(document_ids_BT: Tensor, dtype: torch.dtype) -> Mask:

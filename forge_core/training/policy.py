@@ -61,11 +61,17 @@ class Prepared:
         return DTensor.from_local(self.inputs, self.tensor, [Shard(1)], run_check=False)
 
 
-def prepare(batch: TextTrainBatch, device: torch.device, dtype: torch.dtype) -> Prepared:
-    """``batch`` on ``device``; the transfer does not wait when the batch is on the CPU."""
+def prepare(batch: TextTrainBatch, device: torch.device, dtype: torch.dtype, longest: int) -> Prepared:
+    """``batch`` on ``device``; the transfer does not wait when the batch is on the CPU.
+
+    ``longest``: how many positions a document may have. A longer row is one for several documents, even when it happens
+    to hold one: it keeps its mask and positions, which is another shape of code less.
+    """
     index_N = batch.target_mask.flatten().nonzero().squeeze(1)
     target_N = batch.target_ids.flatten()[index_N]
-    plain = one_document_a_row(batch.document_ids)
+    plain = batch.document_ids is None or (
+        batch.input_ids.shape[1] <= longest and one_document_a_row(batch.document_ids)
+    )
     tensors = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     moved = {name: _moved(tensor, device) for name, tensor in tensors.items() if tensor is not None}
     there = dataclasses.replace(batch, **moved)
@@ -114,6 +120,7 @@ def document_logprobs(
     batches: Sequence[TextTrainBatch],
     dtype: torch.dtype,
     device: torch.device,
+    longest: int,
     stop: StopToken | None = None,
     *,
     count: int | None = None,
@@ -128,7 +135,7 @@ def document_logprobs(
     computed = []
     for batch in batches:
         check_stop(stop, together)
-        computed.append(compute(prepare(batch, device, dtype)))
+        computed.append(compute(prepare(batch, device, dtype, longest)))
     results: list[list[float]] = [[] for _ in range(documents(batches) if count is None else count)]
     rows_before = 0
     for batch, logprobs_BT in zip(batches, computed, strict=True):

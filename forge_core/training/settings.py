@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from forge_core.training.packing import round_up
+
 if TYPE_CHECKING:
     from forge_core.config.run_config import RunConfig
 
@@ -51,6 +53,11 @@ class TrainerSettings:
     @property
     def ranks(self) -> int:
         return self.data_parallel * self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def row_positions(self) -> int:
+        """The longest row of one document: ``seq_len`` rounded up as packing and tensor parallelism do."""
+        return round_up(self.seq_len) + self.tensor_parallel
 
     @classmethod
     def from_config(cls, config: RunConfig) -> TrainerSettings:

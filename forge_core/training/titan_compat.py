@@ -20,6 +20,7 @@ import torch
 import torch.distributed.fsdp as fsdp
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Partial
 
 from forge_core.training.architecture import Architecture, inverse_frequencies
@@ -113,10 +114,17 @@ class PolicyModel(Qwen3Model):
 
         A pipeline stage takes and gives hidden states ``[B, T, D]``, except at the ends.
         """
-        h_BTD = tokens if self.tok_embeddings is None else self.tok_embeddings(tokens)
+        h_BTD = tokens if self.tok_embeddings is None else _arrived(self.tok_embeddings(tokens))
         for layer in self.layers.values():
             h_BTD = layer(h_BTD, attention_masks, positions)
         return h_BTD if self.lm_head is None else self.lm_head(self.norm(h_BTD), query)
+
+
+def _arrived(tensor: Tensor) -> Tensor:
+    """Wait for a divided tensor's collective: compiled layers want the same kind of tensor each time."""
+    if isinstance(tensor, DTensor) and isinstance(tensor._local_tensor, AsyncCollectiveTensor):
+        tensor._local_tensor = tensor._local_tensor.wait()
+    return tensor
 
 
 class MaskedAttention(Module):

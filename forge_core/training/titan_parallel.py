@@ -10,6 +10,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -34,6 +35,8 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # 
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder  # isort: skip
 from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config  # isort: skip
 
+# gathering a parameter that two axes divide takes two steps, which it warns of each time
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 _BACKEND = "partial_dtensor"  # torchtitan's default needs a torch newer than 2.13
 
 
@@ -85,7 +88,7 @@ def build_model(arch: Architecture, settings: TrainerSettings, device: torch.dev
     """
     ensure_process_group()
     _check_degrees(arch, settings)
-    config = model_config(arch, round_up(settings.seq_len) + settings.tensor_parallel)
+    config = model_config(arch, settings.row_positions)
     if settings.float8:
         check_float8(device)
         config = with_float8(config)

@@ -133,6 +133,7 @@ class TitanTrainer:
     ) -> ForwardBackwardResult:
         """Add gradients; ``whole``: results are summed over the data-parallel ranks."""
         model, _ = self._ready()
+        longest = self.settings.row_positions
         sums: dict[str, Tensor] = {}
 
         def loss_of(prepared: Prepared) -> Tensor:
@@ -143,7 +144,7 @@ class TitanTrainer:
         with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
             for group in self._flushes(batches):
                 check_stop(stop, together=True)
-                prepared = [policy.prepare(self._padded(batch), self.device, self._dtype) for batch in group]
+                prepared = [policy.prepare(self._padded(batch), self.device, self._dtype, longest) for batch in group]
                 if self._pipeline is None:
                     loss_of(prepared[0]).backward()
                 else:
@@ -172,7 +173,14 @@ class TitanTrainer:
             return finish(prepared) if self._pipeline is None else self._pipeline.forward(model, prepared, finish)
 
         own = policy.document_logprobs(
-            compute, batches, self._dtype, self.device, stop, count=count, together=self._pipeline is None
+            compute,
+            batches,
+            self._dtype,
+            self.device,
+            self.settings.row_positions,
+            stop,
+            count=count,
+            together=self._pipeline is None,
         )
         return gathered(own, self._mesh.group("pp"))[-1]
 

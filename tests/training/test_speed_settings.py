@@ -49,13 +49,24 @@ def test_compiled_layers_train_the_same_and_the_reference_compiles_too() -> None
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
+def test_few_shapes_give_the_same_log_probabilities_as_any_shapes() -> None:
+    trainer, given = trainer_of(saved("qwen3-tied")[0]), samples(9, 60, seed=1)
+    few = pack(given, 128, PAD_ID, 64, fixed=True)
+    assert {tuple(batch.input_ids.shape) for batch in few} == {(1, 128)}
+    alone = few[-1].document_ids
+    assert alone is not None
+    assert len(alone[alone >= 0].unique()) == 1  # in a row longer than any document
+    for ours, theirs in zip(trainer.logprobs(few), trainer.logprobs(pack(given, 128, PAD_ID, 64)), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+
+
 def test_flex_attention_sees_what_the_dense_mask_shows() -> None:
     reference = ReferenceModel(saved("qwen3-tied")[0], token_budget=256, seq_len=64, compile=True)
     reference.setup()
     batches = pack(samples(30), 256, PAD_ID, 64, fixed=True)
     assert len(batches) > 1
     for batch in batches:
-        dense = policy.prepare(batch, torch.device("cpu"), torch.float32)
+        dense = policy.prepare(batch, torch.device("cpu"), torch.float32, 64)
         assert batch.document_ids is not None
         flex = replace(dense, mask=block_mask(batch.document_ids))
         with torch.no_grad():  # on a CPU flex attention goes forward only
