@@ -50,7 +50,7 @@ class ReferenceModel:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         self._model = build_frozen(arch, self.seq_len, self.device, self.dtype, compiled=self.compile)
-        hf_io.load_weights(self._model, arch, self.model_dir)
+        hf_io.load_weights(dict(hf_io.named_parameters(self._model)), arch, self.model_dir)
 
     def forward(
         self,

@@ -32,7 +32,7 @@ from forge_core.runs.planning import Planner, shard_count
 from forge_core.runs.record import RunRecord, RunRef, load_run
 from forge_core.runs.reference_session import ReferenceSession
 from forge_core.runs.trainer_session import TrainerSession
-from forge_core.runs.turns import NoTurns, Turns
+from forge_core.runs.turns import NoTurns, Turns, free_cached_memory
 from forge_core.stop import StopToken
 from forge_core.store import CorruptObject, Ledger, Manifest, Store, digest, layout, open_store
 from forge_core.store.plans import put_plan
@@ -220,7 +220,8 @@ class RunContext:
         if not takes_turns(self):
             return NoTurns()
         engine: Callable[[str], None] = lambda act: getattr(self._generator, act)() if self._generator else None
-        return Turns({"generator": lambda: engine("sleep")}, {"generator": lambda: engine("wake")}, self.stop)
+        leave = {"generator": lambda: engine("sleep"), "trainer": free_cached_memory}
+        return Turns(leave, {"generator": lambda: engine("wake")}, self.stop)
 
     @contextmanager
     def sampling(self, version: int) -> Iterator[Generator]:

@@ -6,9 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge_core.generation.base import Generator
-
 if TYPE_CHECKING:
+    from forge_core.generation.base import Generator
     from forge_core.runs.context import RunContext
 
 SHARED_MEMORY = 0.4  # of a GPU that the trainer uses too, where generator.engine_args does not say

@@ -18,6 +18,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +32,7 @@ from forge_core.store.manifest import MANIFEST, File, Manifest, stored_name
 from forge_core.store.published import Published
 
 FIRST_POLL_S = 0.02
+WRITERS = 8  # files of one object that are written at a time
 _PROBED: set[str] = set()
 _PROBE_LOCK = threading.Lock()
 
@@ -162,7 +164,9 @@ class Store:
         prefix = check_prefix(prefix)
         for name in files:
             check_key(prefix + name)
-        return tuple(self._write_file(prefix, name, data) for name, data in sorted(files.items()))
+        write = lambda item: self._write_file(prefix, *item)  # large files are hashed and written side by side
+        with ThreadPoolExecutor(max(1, min(WRITERS, len(files)))) as pool:
+            return tuple(pool.map(write, sorted(files.items())))
 
     def publish_uploaded(
         self, prefix: str, files: Iterable[File], *, request: str, provenance: Mapping[str, Any] | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch.distributed import ProcessGroup
 
 from forge_core.training.architecture import Architecture, hf_names
 from forge_core.training.collectives import gathered
-from forge_core.training.hf_io import INDEX, full_tensor, named_parameters
+from forge_core.training.hf_io import INDEX, full_tensor
 
 _COMPANIONS = (
     "tokenizer.json",
@@ -53,7 +54,7 @@ ALONE = Writers()
 
 
 def export(
-    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
     arch: Architecture,
     source: Path,
     folder: Path,
@@ -61,14 +62,14 @@ def export(
     shard_bytes: int,
     writers: Writers = ALONE,
 ) -> None:
-    """Write the model to ``folder`` in type ``dtype``; configuration and tokenizer files come from ``source``.
+    """Write ``parameters``, by the model's names, to ``folder`` in type ``dtype``; configuration and tokenizer files
+    come from ``source``.
 
     Every rank calls it, with a folder of its own or a common one: each gathers every tensor and writes its share of the
     files (at least one a rank, where there are as many tensors).
     """
     folder.mkdir(parents=True, exist_ok=True)
     torch_dtype = getattr(torch, dtype)
-    parameters = dict(named_parameters(model))
     named = {theirs: parameters[ours] for ours, theirs in hf_names(arch).items() if ours in parameters}
     sizes = {name: p.numel() * torch_dtype.itemsize for name, p in named.items()}
     plans = gathered((plan_shards(sizes, shard_bytes, writers.ranks), sum(sizes.values())), writers.stages)

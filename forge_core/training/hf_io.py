@@ -8,7 +8,7 @@ Guarantees:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -35,9 +35,11 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, arch: Architecture, model_dir: Path) -> None:
-    """Copy the folder's tensors into ``model`` (each rank keeps its shard). Raises ValueError as the module says."""
-    parameters = dict(named_parameters(model))
+def load_weights(parameters: Mapping[str, nn.Parameter], arch: Architecture, model_dir: Path) -> None:
+    """Copy the folder's tensors into ``parameters``, by the model's names (each rank keeps its shard).
+
+    Raises ValueError as the module says.
+    """
     known = {theirs: ours for ours, theirs in hf_names(arch).items()}
     waiting = {theirs: parameters[ours] for theirs, ours in known.items() if ours in parameters}
     unexpected = []

@@ -9,6 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from forge_core.training.hf_io import named_parameters
 from forge_core.training.settings import TrainerSettings
 
 
@@ -44,8 +44,10 @@ class ShardedAdamW:
     ``replicas``: how many ranks hold the same part of a parameter that tensor parallelism does not divide.
     """
 
-    def __init__(self, model: nn.Module, settings: TrainerSettings, replicas: int = 1) -> None:
-        self._named = list(named_parameters(model))
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], settings: TrainerSettings, replicas: int = 1
+    ) -> None:
+        self._named = list(parameters.items())
         self._parts = [_part(parameter) for _, parameter in self._named]
         self._shared = [replicas > 1 and _is_replicated(parameter) for _, parameter in self._named]
         self._replicas, self._max_norm = replicas, settings.max_norm

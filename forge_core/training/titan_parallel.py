@@ -81,8 +81,8 @@ def ensure_process_group() -> None:
 def build_model(arch: Architecture, settings: TrainerSettings, device: torch.device) -> tuple[PolicyModel, Mesh]:
     """A trainable model without weights: parameters are float32 (sharded over the ranks) and uninitialized.
 
-    With the compute type bfloat16, FSDP keeps float32 master weights and casts them for forward and backward. One
-    float32 rank has nothing to gather or cast, so it runs without FSDP.
+    With several ranks and the compute type bfloat16, FSDP keeps float32 master weights and casts them for forward and
+    backward. One rank has nothing to gather and runs without FSDP (see ``masters.py``).
     Raises ValueError, naming the key, when the process group has another size than the degrees of ``settings`` give, or
     when the model or the device do not allow what ``settings`` ask for.
     """
@@ -97,7 +97,7 @@ def build_model(arch: Architecture, settings: TrainerSettings, device: torch.dev
     with torch.device("meta"):
         model = config.build()
     mesh = Mesh()
-    if dist.get_world_size() > 1 or settings.dtype != "float32":
+    if settings.ranks > 1:
         mesh = Mesh(_dimensions(parallelism, device))
     _keep_stage(model, mesh)
     _divide(model, mesh, settings)

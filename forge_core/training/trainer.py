@@ -34,6 +34,7 @@ from forge_core.training.architecture import read_architecture
 from forge_core.training.checkpoint import load_checkpoint, save_checkpoint
 from forge_core.training.collectives import check_stop, gathered, reduced
 from forge_core.training.hf_export import export
+from forge_core.training.masters import Masters
 from forge_core.training.micro_loss import Loss, micro_loss
 from forge_core.training.optimizer import ShardedAdamW, learning_rate
 from forge_core.training.packing import PAD_ID, Sample, build, documents, few_shapes
@@ -79,8 +80,10 @@ class TitanTrainer:
         self._reshard = reshard
         self._model, self._mesh = build_model(self._arch, self.settings, self.device)
         self._pipeline = self._mesh.pipeline(self._arch.dim, self._dtype, self.device)
-        hf_io.load_weights(self._model, self._arch, self.model_dir)
-        self._optimizer = ShardedAdamW(self._model, self.settings, replicas=self.settings.tensor_parallel)
+        self._masters = Masters(self._model, self._dtype)
+        hf_io.load_weights(self._masters.parameters, self._arch, self.model_dir)
+        self._masters.refresh()
+        self._optimizer = ShardedAdamW(self._masters.parameters, self.settings, replicas=self.settings.tensor_parallel)
         self.step, self._has_gradients = 0, False
 
     def train_samples(
@@ -149,6 +152,7 @@ class TitanTrainer:
                     loss_of(prepared[0]).backward()
                 else:
                     self._pipeline.forward_backward(model, prepared, loss_of)
+                self._masters.collect()
                 self._has_gradients = True
         values = reduced(sums, self._mesh.group("batch") if whole else None, self.device)
         values = gathered(values, self._mesh.group("pp"))[-1]  # of the last pipeline stage
