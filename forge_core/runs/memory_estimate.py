@@ -102,6 +102,8 @@ def trainer_parts(config: RunConfig, shape: ModelShape, gpu_memory: int | None) 
     if shards > 1:  # two layers at a time, the output matrix, and a gradient before it is reduced
         largest = max(shape.layer_parameters, shape.matrix)
         gathered = (width * (2 * shape.layer_parameters + shape.matrix) + (width + FLOAT32) * largest) // tensor
+    elif width != FLOAT32 and tensor * p.pipeline_parallel_degree == 1:  # rounded copies, and their gradients
+        gathered = 2 * width * own
     elif width != FLOAT32:  # all of them stay
         gathered = width * own + (width + FLOAT32) * max(shape.layer_parameters, shape.matrix) // tensor
     return {

@@ -4,9 +4,9 @@ Guarantees:
 - The optimizer, checkpoints, exports and digests see the masters; the model holds rounded copies of them.
 - Gradients are added up in float32.
 
-With several ranks FSDP does the same while it gathers and reduces; on one rank its bookkeeping for each layer would cost
-the host more time than the GPU needs for the layer. A float32 model on one rank, and one that FSDP divides, are their
-own masters.
+With several ranks FSDP does the same while it gathers and reduces. On one rank its bookkeeping for each layer would
+cost the host more time than the GPU needs for the layer. A float32 model on one rank, and one that FSDP divides, are
+their own masters.
 """
 
 from __future__ import annotations
@@ -19,38 +19,42 @@ from forge_core.training.hf_io import named_parameters
 
 
 class Masters:
-    """``parameters``: by name, what is loaded, stepped, saved and published."""
+    """``parameters``: by name, what is loaded, stepped, saved and published. ``copies``: the model's own, in the same
+    order, where these are others."""
 
     def __init__(self, model: nn.Module, compute_dtype: torch.dtype) -> None:
         self.parameters = dict(named_parameters(model))
-        self._copies: list[nn.Parameter] = []
+        self.copies: list[nn.Parameter] = []
         whole = not any(isinstance(parameter, DTensor) for parameter in self.parameters.values())
         if whole and compute_dtype != torch.float32:
-            self._copies = list(self.parameters.values())
+            self.copies = list(self.parameters.values())
             self.parameters = {name: nn.Parameter(copy.detach()) for name, copy in self.parameters.items()}
-            for copy in self._copies:
+            for copy in self.copies:
                 copy.data = copy.data.to(compute_dtype)
 
     @torch.no_grad()
     def refresh(self) -> None:
         """The masters have changed: round them again."""
-        if self._copies:
-            torch._foreach_copy_([copy.data for copy in self._copies], list(self.parameters.values()))
+        if self.copies:
+            torch._foreach_copy_([copy.data for copy in self.copies], list(self.parameters.values()))
+
+    def clear(self) -> None:
+        """Forget the gradients of a backward pass that was not collected."""
+        for copy in self.copies:
+            copy.grad = None
 
     @torch.no_grad()
     def collect(self) -> None:
         """After a backward pass: add the copies' gradients to the masters'."""
-        pairs = zip(self._copies, self.parameters.values(), strict=True) if self._copies else ()
-        moved = [(copy, master) for copy, master in pairs if copy.grad is not None]
-        if not moved:
-            return
-        first = [(copy, master) for copy, master in moved if master.grad is None]
-        more = [(copy, master) for copy, master in moved if master.grad is not None]
-        for copy, master in first:
-            master.grad = torch.empty_like(master)
+        pairs = zip(self.copies, self.parameters.values(), strict=True) if self.copies else ()
+        moved = [(copy.grad, master) for copy, master in pairs if copy.grad is not None]
+        first = [(gradient, master) for gradient, master in moved if master.grad is None]
+        more = [(gradient, master.grad) for gradient, master in moved if master.grad is not None]
         if first:
-            torch._foreach_copy_([master.grad for _, master in first], [copy.grad for copy, _ in first])
+            made = [torch.empty_like(master) for _, master in first]
+            torch._foreach_copy_(made, [gradient for gradient, _ in first])
+            for (_, master), gradient in zip(first, made, strict=True):
+                master.grad = gradient
         if more:
-            torch._foreach_add_([master.grad for _, master in more], [copy.grad for copy, _ in more])
-        for copy, _ in moved:
-            copy.grad = None
+            torch._foreach_add_([total for _, total in more], [gradient for gradient, _ in more])
+        self.clear()

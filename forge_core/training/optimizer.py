@@ -44,9 +44,7 @@ class ShardedAdamW:
     ``replicas``: how many ranks hold the same part of a parameter that tensor parallelism does not divide.
     """
 
-    def __init__(
-        self, parameters: Mapping[str, nn.Parameter], settings: TrainerSettings, replicas: int = 1
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], settings: TrainerSettings, replicas: int = 1) -> None:
         self._named = list(parameters.items())
         self._parts = [_part(parameter) for _, parameter in self._named]
         self._shared = [replicas > 1 and _is_replicated(parameter) for _, parameter in self._named]

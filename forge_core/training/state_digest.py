@@ -50,9 +50,7 @@ def fingerprint(tensor: Tensor) -> Tensor:
     return total
 
 
-def _whole_tensors(
-    own: Mapping[str, nn.Parameter], stages: dist.ProcessGroup | None
-) -> Iterator[tuple[str, Tensor]]:
+def _whole_tensors(own: Mapping[str, nn.Parameter], stages: dist.ProcessGroup | None) -> Iterator[tuple[str, Tensor]]:
     shapes = gathered({name: (tuple(p.shape), p.dtype) for name, p in own.items()}, stages)
     owners = {name: stage for stage, names in enumerate(shapes) for name in names}
     device = next(iter(own.values())).device

@@ -117,7 +117,7 @@ class StoredTrainer(TitanTrainer):
     def _sizes(self) -> dict[str, int]:
         if self._model is None or self._optimizer is None:
             return {}
-        return model_sizes(self._model.parameters(), [self._optimizer.state])
+        return model_sizes([*self._masters.parameters.values(), *self._masters.copies], [self._optimizer.state])
 
     def _release(self) -> None:
         if self._lease is not None:

@@ -46,6 +46,10 @@ from forge_core.training.state_digest import state_digest
 Batches = TextTrainBatch | Sequence[TextTrainBatch]
 
 
+def _listed(batches: Batches) -> list[TextTrainBatch]:
+    return [batches] if isinstance(batches, TextTrainBatch) else list(batches)
+
+
 class TitanTrainer:
     """``model_dir``: a Hugging Face folder. ``loss``: used where a call names none. ``threads``: CPU threads of the
     calling thread, set in ``setup`` (None: left alone)."""
@@ -63,6 +67,7 @@ class TitanTrainer:
         self.device, self.threads = torch.device(device), threads
         self.step = 0  # optimizer steps done
         self._model: Any = None
+        self._masters: Any = None
         self._optimizer: ShardedAdamW | None = None
         self._has_gradients = False
 
@@ -93,8 +98,10 @@ class TitanTrainer:
 
         Raises ``Stopped`` between micro-batches, on every rank, when ``stop`` is set on any of them.
         """
-        result = self._accumulate(self._own_batches(samples), self.loss, temperature, totals, stop, whole=True)
-        return result, self.optim_step()
+        sums = self._accumulate(self._own_batches(samples), self.loss, temperature, totals, stop)
+        norm = self._clip()  # waits for the device, after which the metrics are there too
+        result = self._result(sums, whole=True)
+        return result, self._step(norm)
 
     def logprobs_samples(
         self, samples: Sequence[Sample], *, temperature: float, stop: StopToken | None = None
@@ -115,14 +122,14 @@ class TitanTrainer:
     ) -> ForwardBackwardResult:
         """Add the gradients of ``batches`` to those already there.
 
-        ``totals`` are the loss's denominators; left out, they count over all batches of this call (of
-        this rank: with several, give the sums). ``temperature`` is
-        the one that tokens were sampled at. Raises ``Stopped`` between micro-batches when ``stop`` is set; call
-        ``clear_gradients`` before going on after that.
+        ``totals`` are the loss's denominators; left out, they count over all batches of this call (of this rank: with
+        several, give the sums). ``temperature`` is the one that tokens were sampled at. Raises ``Stopped`` between
+        micro-batches when ``stop`` is set; call ``clear_gradients`` before going on after that.
         """
-        micro_batches = [batches] if isinstance(batches, TextTrainBatch) else list(batches)
+        micro_batches = _listed(batches)
         totals = totals or self._count(micro_batches)
-        return self._accumulate(micro_batches, loss_fn or self.loss, temperature, totals, stop, whole=False)
+        sums = self._accumulate(micro_batches, loss_fn or self.loss, temperature, totals, stop)
+        return self._result(sums, whole=False)
 
     def _accumulate(
         self,
@@ -131,10 +138,8 @@ class TitanTrainer:
         temperature: float,
         totals: Totals,
         stop: StopToken | None,
-        *,
-        whole: bool,
-    ) -> ForwardBackwardResult:
-        """Add gradients; ``whole``: results are summed over the data-parallel ranks."""
+    ) -> dict[str, Tensor]:
+        """Add gradients; returns the sums of loss and metrics, still on the device."""
         model, _ = self._ready()
         longest = self.settings.row_positions
         sums: dict[str, Tensor] = {}
@@ -154,6 +159,10 @@ class TitanTrainer:
                     self._pipeline.forward_backward(model, prepared, loss_of)
                 self._masters.collect()
                 self._has_gradients = True
+        return sums
+
+    def _result(self, sums: dict[str, Tensor], *, whole: bool) -> ForwardBackwardResult:
+        """Loss and metrics as numbers; ``whole``: of all data-parallel ranks."""
         values = reduced(sums, self._mesh.group("batch") if whole else None, self.device)
         values = gathered(values, self._mesh.group("pp"))[-1]  # of the last pipeline stage
         return ForwardBackwardResult(values.pop("", 0.0), values)
@@ -176,15 +185,9 @@ class TitanTrainer:
         def compute(prepared: Prepared) -> Tensor | None:
             return finish(prepared) if self._pipeline is None else self._pipeline.forward(model, prepared, finish)
 
+        together, longest = self._pipeline is None, self.settings.row_positions
         own = policy.document_logprobs(
-            compute,
-            batches,
-            self._dtype,
-            self.device,
-            self.settings.row_positions,
-            stop,
-            count=count,
-            together=self._pipeline is None,
+            compute, batches, self._dtype, self.device, longest, stop, count=count, together=together
         )
         return gathered(own, self._mesh.group("pp"))[-1]
 
@@ -199,6 +202,9 @@ class TitanTrainer:
 
     def optim_step(self) -> OptimStepResult:
         """Clip the gradients, step, clear them. Raises RuntimeError without gradients or when they are not finite."""
+        return self._step(self._clip())
+
+    def _clip(self) -> float:
         _, optimizer = self._ready()
         if not self._has_gradients:
             raise RuntimeError("optim_step has no gradients to apply: call forward_backward first")
@@ -206,8 +212,12 @@ class TitanTrainer:
         if not math.isfinite(norm):
             self.clear_gradients()
             raise RuntimeError(f"optimizer step {self.step} has gradient norm {norm}: nothing was changed")
+        return norm
+
+    def _step(self, norm: float) -> OptimStepResult:
         rate = learning_rate(self.step, self.settings)
-        optimizer.step(rate)
+        self._ready()[1].step(rate)
+        self._masters.refresh()
         self.clear_gradients()
         self.step += 1
         return OptimStepResult(self.step, rate, norm)
@@ -228,12 +238,12 @@ class TitanTrainer:
     def clear_gradients(self) -> None:
         """Forget accumulated gradients."""
         self._ready()[1].clear()
+        self._masters.clear()
         self._has_gradients = False
 
     def logprobs(self, batches: Batches, temperature: float = 1.0, stop: StopToken | None = None) -> list[list[float]]:
         """Per document, in order of ``document_ids``: log-probabilities at its positions with ``target_mask`` 1."""
-        micro_batches = [batches] if isinstance(batches, TextTrainBatch) else list(batches)
-        return self._logprobs([self._padded(batch) for batch in micro_batches], temperature, stop)
+        return self._logprobs([self._padded(batch) for batch in _listed(batches)], temperature, stop)
 
     def save(self, folder: Path, extra: dict[str, Any] | None = None) -> None:
         """Write a checkpoint; ``extra`` is any JSON-able state of the caller. Gradients are not part of it."""
@@ -244,6 +254,7 @@ class TitanTrainer:
         tensors = self._ready()[1].named_state()
         self.clear_gradients()
         state = load_checkpoint(Path(folder), tensors, self._mesh.group("pp"))
+        self._masters.refresh()
         self.step = state["step"]
         return state["extra"]
 
@@ -252,13 +263,14 @@ class TitanTrainer:
 
         Every rank writes its share of the shards, to a folder of its own or a common one; rank 0 writes the rest.
         """
-        model, _ = self._ready()
-        s, writers = self.settings, self._mesh.writers
-        export(model, self._arch, self.model_dir, Path(folder), s.weights_dtype, s.shard_bytes, writers)
+        self._ready()
+        s, parameters, writers = self.settings, self._masters.parameters, self._mesh.writers
+        export(parameters, self._arch, self.model_dir, Path(folder), s.weights_dtype, s.shard_bytes, writers)
 
     def state_digest(self) -> str:
-        """sha256 over name and float32 bytes of every parameter, in name order."""
-        return state_digest(self._ready()[0], self._mesh.group("pp"))
+        """See ``state_digest.py``: equal on all ranks, and equal to that of one rank with the same parameters."""
+        self._ready()
+        return state_digest(self._masters.parameters, self._mesh.group("pp"))
 
     def get_config(self) -> dict[str, Any]:
         """Settings, model folder and device, JSON-able."""
@@ -268,19 +280,13 @@ class TitanTrainer:
     def get_status(self) -> dict[str, Any]:
         """Where the trainer stands: ``ready``, ``step``, the next step's ``learning_rate``, ``has_gradients`` and, once
         ready, the number of ``parameters``."""
-        status: dict[str, Any] = {
-            "ready": self._model is not None,
-            "step": self.step,
-            "has_gradients": self._has_gradients,
-        }
-        status["learning_rate"] = learning_rate(self.step, self.settings)
-        if self._model is not None:
-            status["parameters"] = sum(p.numel() for p in self._ready()[0].parameters())
-        return status
+        ready, rate = self._model is not None, learning_rate(self.step, self.settings)
+        status = {"ready": ready, "step": self.step, "has_gradients": self._has_gradients, "learning_rate": rate}
+        return status | ({"parameters": sum(p.numel() for p in self._masters.parameters.values())} if ready else {})
 
     def cleanup(self) -> None:
         """Free the model and the optimizer; ``setup`` starts afresh. The process group stays: others may share it."""
-        self._model = self._optimizer = None
+        self._model = self._masters = self._optimizer = None
         self._has_gradients = False
 
     def _ready(self) -> tuple[Any, ShardedAdamW]:
