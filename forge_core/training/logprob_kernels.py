@@ -133,7 +133,8 @@ def _by_rows(function: Callable[..., Any], scale: float, *tensors: Tensor) -> An
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function)
+    tuned = function is not _statistics  # a sum's order, and so its last bits, must not depend on a measurement
+    return torch.compile(function, options={"coordinate_descent_tuning": tuned})
 
 
 def _fits(hidden_ND: Tensor, weight_VD: Tensor) -> bool:
