@@ -23,6 +23,7 @@ from benchmarks.machine import provenance, write
 from benchmarks.shapes import random_model
 
 GOAL_PAUSE_S = 1.0
+LONGEST = 12288  # tokens: a minute of decoding, longer than any step
 
 
 def config(model: Path, args: argparse.Namespace) -> Any:
@@ -36,7 +37,7 @@ def config(model: Path, args: argparse.Namespace) -> Any:
             "model": str(model),
             "dataset": {"path": "python://benchmarks.shapes:prompts", "options": {"length": 64}},
             "training": {
-                "batch_size": 32, "seq_len": 4096, "dtype": args.dtype, "learning_rate": 1e-4, "token_budget": 8192,
+                "batch_size": 32, "seq_len": LONGEST, "dtype": args.dtype, "learning_rate": 1e-4, "token_budget": LONGEST,
             },
             "grpo": {"n_samples": 8, "beta": 0.0},
             "rollout": {"max_new_tokens": 64, "shards": 1},
@@ -66,7 +67,9 @@ def update(ctx: Any, batch: int) -> dict[str, Any]:
     engine = ctx.generator(batch)
     score_shard(ctx, sample_shard(ctx, batch, 0))
     long: list[Any] = []
-    thread = threading.Thread(target=lambda: long.extend(engine.generate(requests(ctx, f"long-{batch}", 32, 2500))))
+    thread = threading.Thread(
+        target=lambda: long.extend(engine.generate(requests(ctx, f"long-{batch}", 32, LONGEST - 100)))
+    )
     thread.start()
     time.sleep(1.0)
     entry = train_batch(ctx, batch)
@@ -120,7 +123,7 @@ def measure(shape: str, args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
         store = open_store(str(folder / "store"))
-        model = random_model(folder / "model", shape, positions=4096, dtype=args.dtype)
+        model = random_model(folder / "model", shape, positions=LONGEST, dtype=args.dtype)
         ctx = RunContext(store, create_run(store, config(model, args)))
         initialise(ctx)
         rows = [update(ctx, batch) for batch in range(args.updates)]
