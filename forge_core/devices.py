@@ -15,14 +15,17 @@ machine has any; false: on the CPU.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from forge_core.config.errors import ConfigError
 from forge_core.config.run_config import RunConfig
 from forge_core.training.launch import ranks_per_node
 
 CPU = "cpu"
+DRIVERS = ("nvidia[0-9]*", "nvidiactl", "kfd", "dxg")  # device files of NVIDIA's, AMD's and WSL's drivers
 NONE = "-1"  # hides every GPU from CUDA and from HIP, which takes an empty value for none given
 GENERATOR, TRAINER, REFERENCE = "services.generator", "services.trainer", "services.ref_model"
 
@@ -51,6 +54,8 @@ class Placement:
 
 def visible_gpus() -> tuple[str, ...]:
     """Ids of the GPUs that this process sees, as its ``*_VISIBLE_DEVICES`` name them; indices where none is set."""
+    if sys.platform == "linux" and not any(path for name in DRIVERS for path in Path("/dev").glob(name)):
+        return ()  # no driver: known without torch, whose import takes seconds
     import torch
 
     listed = next((os.environ[name] for name in reversed(_variables()) if name in os.environ), None)
