@@ -50,7 +50,7 @@ class Replica:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._reason = ""
-        self._closing = self._dead = False
+        self._closing = self._dead = self._failed = False
         self._ready: Future[dict[str, Any]] = Future()
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
@@ -62,7 +62,7 @@ class Replica:
 
     @property
     def alive(self) -> bool:
-        return not self._dead and not self._closing
+        return not (self._dead or self._closing or self._failed)
 
     def wait_ready(self, timeout_s: float = START_S) -> dict[str, Any]:
         """What the engine says of itself once it is loaded. Raises ReplicaDied with the end of its log."""
@@ -135,7 +135,7 @@ class Replica:
             if kind == "reply":
                 future.set_result(result)
             else:
-                self._reason = self._reason or result
+                self._reason, self._failed = self._reason or result, True  # the child ends itself
                 future.set_exception(ReplicaDied(f"{self.name}: {result} (log: {self.group.log})"))
 
     def _died(self) -> None:
