@@ -65,6 +65,12 @@ def check_versions(requests: Sequence[GenerationRequest], served: int) -> None:
             )
 
 
+def check_newer(version: int, served: int) -> None:
+    """Raise ValueError unless ``version`` is newer than the one that is served."""
+    if version <= served:
+        raise ValueError(f"policy version {version} is not newer than {served}, which is served already")
+
+
 def _problem(request: GenerationRequest, max_positions: int, vocab_size: int) -> str | None:
     prompt, sampling = request.prompt_ids, request.sampling
     if not prompt:

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.models.errors import WeightsError
-from forge_core.models.resolve import read_json
+from forge_core.models.resolve import HEAD, INDEX_FILE, read_json
+from forge_core.models.weights import EMBEDDING
 
-INDEX = "model.safetensors.index.json"
 PROBE = "probe.json"
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 Signature = dict[str, tuple[str, tuple[int, ...]]]
 
 
@@ -65,7 +64,7 @@ def untied_view(folder: Path, view: Path) -> Path:
     sources = sorted(folder.glob("*.safetensors"))
     weight_map: dict[str, str] = {}
     for path in folder.iterdir():
-        if path.name not in ("config.json", INDEX):
+        if path.name not in ("config.json", INDEX_FILE):
             (view / path.name).symlink_to(path.resolve())
     for path in sources:
         with safe_open(path, framework="pt") as file:
@@ -73,7 +72,7 @@ def untied_view(folder: Path, view: Path) -> Path:
             if EMBEDDING in file.keys():  # noqa: SIM118
                 save_file({HEAD: file.get_tensor(EMBEDDING)}, view / "lm_head.safetensors", metadata={"format": "pt"})
     weight_map[HEAD] = "lm_head.safetensors"
-    _write(view / INDEX, {"metadata": {}, "weight_map": weight_map})
+    _write(view / INDEX_FILE, {"metadata": {}, "weight_map": weight_map})
     _write(view / "config.json", {**read_json(folder / "config.json"), "tie_word_embeddings": False})
     return view
 

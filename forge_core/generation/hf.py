@@ -19,10 +19,10 @@ import torch
 
 from forge_core.data_model import Completion, GenerationRequest, VersionSpan
 from forge_core.engine_thread import EngineThread
-from forge_core.generation.base import GenerationError, check_requests, check_versions
+from forge_core.generation.base import check_newer, check_requests, check_versions
+from forge_core.generation.completions import Sampled, completions
 from forge_core.generation.decoding import BatchDecoder, DeadlineReached, Decoded, make_batches
 from forge_core.generation.eos import eos_token_ids
-from forge_core.generation.sampling import is_truncated
 from forge_core.models.weights import build_model, load_into, read_tensors
 from forge_core.observability.memory import SETTINGS, memory_guard
 from forge_core.stop import StopToken
@@ -80,7 +80,7 @@ class HFGenerator:
         """Load ``version`` in place. ValueError for an older version; WeightsError for files that do not fit."""
         if version == self._version:
             return
-        self._check_newer(version)
+        check_newer(version, self._version)
         folder = self._weights(version)
         tensors = read_tensors(folder)
         # Ahead of queued calls: they were to be sampled by the newest version.
@@ -109,13 +109,9 @@ class HFGenerator:
             layer.register_forward_pre_hook(lambda *_: self._guard())
 
     def _update(self, version: int, tensors: dict[str, torch.Tensor], folder: Path) -> None:
-        self._check_newer(version)
+        check_newer(version, self._version)
         load_into(self._model, tensors, folder)
         self._version = version
-
-    def _check_newer(self, version: int) -> None:
-        if version <= self._version:
-            raise ValueError(f"policy version {version} is not newer than {self._version}, which is served already")
 
     @_guarded
     def _generate(
@@ -125,46 +121,19 @@ class HFGenerator:
             None if deadline_s is None else time.monotonic() + deadline_s
         )  # waiting for the engine is not counted
         self._guard = lambda: _check(stop, deadline)
-        completions: list[Completion | None] = [None] * len(requests)
+        results: list[Completion | None] = [None] * len(requests)
         for batch in make_batches(requests, self._max_batch, self._cache_bytes_per_token()):
             members = [requests[i] for i in batch]
             decoded = BatchDecoder(self._model, members, self._eos_ids, self._guard).run()
-            self._check_finite(members, decoded)
-            for i, completion in zip(batch, self._completions(members, decoded), strict=True):
-                completions[i] = completion
-        return [c for c in completions if c is not None]
+            made = completions(self._tokenizer, members, [self._sampled(d) for d in decoded])
+            for i, completion in zip(batch, made, strict=True):
+                results[i] = completion
+        return [c for c in results if c is not None]
 
-    def _completions(self, requests: list[GenerationRequest], decoded: list[Decoded]) -> list[Completion]:
-        backend = self._tokenizer.backend_tokenizer
-        texts = backend.decode_batch([d.token_ids for d in decoded], skip_special_tokens=True)
-        prompts = list(dict.fromkeys(r.prompt_ids for r in requests))
-        prompt_texts = dict(zip(prompts, backend.decode_batch(prompts, skip_special_tokens=False), strict=True))
-        return [
-            Completion(prompt_texts[r.prompt_ids], text, d.token_ids, d.logprobs, self._metadata(r, d))
-            for r, d, text in zip(requests, decoded, texts, strict=True)
-        ]
-
-    def _metadata(self, request: GenerationRequest, decoded: Decoded) -> dict[str, Any]:
+    def _sampled(self, decoded: Decoded) -> Sampled:
         length = len(decoded.token_ids)
-        metadata = {
-            "request_id": request.request_id,
-            "prompt_ids": list(request.prompt_ids),
-            "finish_reason": decoded.finish_reason,
-            "policy_version": self._version,
-            "version_spans": [VersionSpan(self._version, 0, length)] if length else [],
-        }
-        if is_truncated(request.sampling):
-            metadata["truncated_sampling"] = True
-        return metadata
-
-    def _check_finite(self, requests: list[GenerationRequest], decoded: list[Decoded]) -> None:
-        for request, result in zip(requests, decoded, strict=True):
-            total = sum(result.logprobs)
-            if total != total or total == float("-inf"):
-                raise GenerationError(
-                    f"policy version {self._version} gives log-probabilities that are not finite (request "
-                    f"{request.request_id}): training has diverged, go back to an earlier version"
-                )
+        spans = [VersionSpan(self._version, 0, length)] if length else []
+        return Sampled(decoded.token_ids, decoded.logprobs, decoded.finish_reason, self._version, spans)
 
     def _cache_bytes_per_token(self) -> int:
         config = self._config

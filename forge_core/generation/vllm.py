@@ -18,14 +18,14 @@ import importlib.util
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from forge_core.data_model import Completion, GenerationRequest, VersionSpan
 from forge_core.generation.base import GenerationError, check_requests, check_versions
+from forge_core.generation.completions import Sampled, completions
 from forge_core.generation.eos import eos_token_ids
-from forge_core.generation.sampling import is_truncated
 from forge_core.generation.vllm_pool import EnginePool
 from forge_core.generation.vllm_settings import VLLMSettings
 from forge_core.models.resolve import read_json
@@ -93,7 +93,7 @@ class VLLMGenerator:
             self._calls.update(dict.fromkeys(call.waiting, call))
             self._dispatch(requests)
         self._wait(call, stop, deadline_s)
-        return self._completions(requests, call.results)
+        return completions(self._tokenizer, requests, [self._sampled(call.results[r.request_id]) for r in requests])
 
     @_guarded
     def update_weights(self, version: int) -> None:
@@ -236,37 +236,10 @@ class VLLMGenerator:
             if mine := [name for name in names if self._assigned.get(name) == index]:
                 replica.abort(mine)
 
-    def _completions(
-        self, requests: Sequence[GenerationRequest], results: Mapping[str, dict[str, Any]]
-    ) -> list[Completion]:
-        ordered = [results[request.request_id] for request in requests]
-        backend = self._tokenizer.backend_tokenizer
-        texts = backend.decode_batch([r["tokens"] for r in ordered], skip_special_tokens=True)
-        prompts = list(dict.fromkeys(r.prompt_ids for r in requests))
-        prompt_texts = dict(zip(prompts, backend.decode_batch(prompts, skip_special_tokens=False), strict=True))
-        return [
-            Completion(prompt_texts[q.prompt_ids], text, r["tokens"], r["logprobs"], self._metadata(q, r))
-            for q, r, text in zip(requests, ordered, texts, strict=True)
-        ]
-
-    def _metadata(self, request: GenerationRequest, result: dict[str, Any]) -> dict[str, Any]:
-        total = sum(result["logprobs"])
-        if total != total or total == float("-inf"):
-            raise GenerationError(
-                f"policy version {self._pool.version} gives log-probabilities that are not finite (request "
-                f"{request.request_id}): training has diverged, go back to an earlier version"
-            )
+    def _sampled(self, result: dict[str, Any]) -> Sampled:
         spans = version_spans(result["spans"], len(result["tokens"]))
-        metadata = {
-            "request_id": request.request_id,
-            "prompt_ids": list(request.prompt_ids),
-            "finish_reason": REASONS[result["reason"]],
-            "policy_version": spans[0].version if spans else self._pool.version,
-            "version_spans": spans,
-        }
-        if is_truncated(request.sampling):
-            metadata["truncated_sampling"] = True
-        return metadata
+        version = spans[0].version if spans else self._pool.version
+        return Sampled(result["tokens"], result["logprobs"], REASONS[result["reason"]], version, spans)
 
 
 def version_spans(starts: Sequence[tuple[int, int]], length: int) -> list[VersionSpan]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.generation import engine_weights
-from forge_core.generation.base import GenerationError
+from forge_core.generation.base import GenerationError, check_newer
 from forge_core.generation.vllm_replica import Replica, ReplicaDied
 from forge_core.generation.vllm_settings import VLLMSettings
 from forge_core.models.errors import WeightsError
@@ -90,8 +90,7 @@ class EnginePool:
         with self._updating:
             if version == self.version:
                 return
-            if version < self.version:
-                raise ValueError(f"policy version {version} is not newer than {self.version}, which is served already")
+            check_newer(version, self.version)
             folder = self.weights(version)  # fetched and verified while the engines go on
             engine_weights.check_same(folder, self._signature)
             self.last_update = self._swap(version, folder)

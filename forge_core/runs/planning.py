@@ -19,6 +19,7 @@ from forge_core.config import ConfigError, RunConfig
 from forge_core.data.cursor import Cursor, next_rows
 from forge_core.data.prompts import PromptSet
 from forge_core.data_model import GenerationRequest, SamplingParams
+from forge_core.devices import generator_shape
 from forge_core.generation.seeds import sample_seed
 
 REFILL_EPOCHS = 10**6  # data-order epochs from here on belong to refill rounds
@@ -36,7 +37,7 @@ SHARDS_PER_ENGINE = 4
 def shard_count(config: RunConfig) -> int:
     """Shards per batch: as configured; else one (the embedded backend runs rollouts one at a time), or four per vLLM
     engine, so that grading begins while others are sampled."""
-    engines = config.services.generator.num_replicas
+    engines, _ = generator_shape(config)
     default = 1 if config.generator.backend == "hf" else min(SHARDS_PER_ENGINE * engines, config.groups_per_batch)
     return config.rollout.shards or default
 

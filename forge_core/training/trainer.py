@@ -185,6 +185,7 @@ class TitanTrainer:
         def compute(prepared: Prepared) -> Tensor | None:
             return finish(prepared) if self._pipeline is None else self._pipeline.forward(model, prepared, finish)
 
+        batches = [self._padded(batch) for batch in batches]
         together, longest = self._pipeline is None, self.settings.row_positions
         own = policy.document_logprobs(
             compute, batches, self._dtype, self.device, longest, stop, count=count, together=together
@@ -198,7 +199,7 @@ class TitanTrainer:
         """This rank's micro-batches, built as they are asked for."""
         s, fixed = self.settings, few_shapes(self.device, self.settings.compile)
         ranks = sharing.layouts(samples, s.token_budget, s.seq_len, s.data_parallel, fixed=fixed)
-        return (self._padded(build(samples, layout, PAD_ID)) for layout in ranks[self._mesh.data_rank])
+        return (build(samples, layout, PAD_ID) for layout in ranks[self._mesh.data_rank])
 
     def optim_step(self) -> OptimStepResult:
         """Clip the gradients, step, clear them. Raises RuntimeError without gradients or when they are not finite."""
@@ -243,7 +244,7 @@ class TitanTrainer:
 
     def logprobs(self, batches: Batches, temperature: float = 1.0, stop: StopToken | None = None) -> list[list[float]]:
         """Per document, in order of ``document_ids``: log-probabilities at its positions with ``target_mask`` 1."""
-        return self._logprobs([self._padded(batch) for batch in _listed(batches)], temperature, stop)
+        return self._logprobs(_listed(batches), temperature, stop)
 
     def save(self, folder: Path, extra: dict[str, Any] | None = None) -> None:
         """Write a checkpoint; ``extra`` is any JSON-able state of the caller. Gradients are not part of it."""
