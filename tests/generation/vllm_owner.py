@@ -17,7 +17,7 @@ from tests.generation.test_vllm_generator import Versions, settings
 def main(folder: Path, report: Path) -> None:
     two = settings(gpus=((), ()), sampling_params={"ignore_eos": True}, threads=1)
     generator = VLLMGenerator(Versions(folder / "own"), version=0, settings=two, logs=folder)
-    sampling = SamplingParams(max_new_tokens=400)
+    sampling = SamplingParams(max_new_tokens=1000)
     texts = ["12+3", "4+5=", "99:", "0,1,2"]
     requests = [
         GenerationRequest(f"{text}/{seed}", request(text).prompt_ids, seed, sampling)
@@ -39,7 +39,7 @@ def main(folder: Path, report: Path) -> None:
     found = {
         "divided": [list(assigned.values()).count(i) for i in (0, 1)],
         "prompts_apart": sum(len({i for name, i in assigned.items() if name.startswith(f"{t}/")}) > 1 for t in texts),
-        "completed": len([c for c in results if len(c.token_ids) == 400]),
+        "completed": len([c for c in results if len(c.token_ids) == 1000]),
         "restarted": len(generator._pool.live()) == 2,
     }
     report.with_suffix(".tmp").write_text(json.dumps(found))
