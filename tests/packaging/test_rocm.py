@@ -26,7 +26,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def dry_run(folder: Path, *variables: str) -> subprocess.CompletedProcess[str]:
-    clean = {k: v for k, v in os.environ.items() if k not in ("TORCH", "TORCH_INDEX", "ROCM_VERSION")}
+    ours = ("TORCH", "TORCH_INDEX", "ROCM_VERSION", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")  # of the make that runs tests
+    clean = {k: v for k, v in os.environ.items() if k not in ours}
     return subprocess.run(["make", "-n", "setup", *variables], cwd=folder, env=clean, capture_output=True, text=True)
 
 
