@@ -4,15 +4,12 @@ Invariants: a command prints the store it uses; it raises one of ``INPUT_ERRORS`
 for a machine that does not do its part, and returns its exit status otherwise.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
-from flows.commands.inspection import config, doctor, ledger, runs, stop
-from flows.commands.models import convert, export
-from flows.commands.running import resume, train
-from flows.commands.scaffold import new
-from flows.commands.slurm import join, slurm
-from flows.commands.trying import try_prompts
 from flows.home import ServerError
 from forge_core.config import ConfigError
 from forge_core.data.errors import DataError
@@ -23,18 +20,25 @@ from forge_core.store import StoreError
 INPUT_ERRORS = (ConfigError, DataError, ModelError, RewardError, StoreError)
 FAILURES = (ServerError,)  # errors that say what to do without a traceback
 
-COMMANDS: dict[str, Callable[[Any], int]] = {
-    "config": config,
-    "convert": convert,
-    "doctor": doctor,
-    "export": export,
-    "join": join,
-    "ledger": ledger,
-    "new": new,
-    "resume": resume,
-    "runs": runs,
-    "slurm": slurm,
-    "stop": stop,
-    "train": train,
-    "try": try_prompts,
+COMMANDS = {  # name -> module of this package, and its function
+    "config": "inspection:config",
+    "convert": "models:convert",
+    "doctor": "inspection:doctor",
+    "export": "models:export",
+    "join": "slurm:join",
+    "ledger": "inspection:ledger",
+    "new": "scaffold:new",
+    "resume": "running:resume",
+    "runs": "inspection:runs",
+    "slurm": "slurm:slurm",
+    "stop": "inspection:stop",
+    "train": "running:train",
+    "try": "trying:try_prompts",
 }
+
+
+def command(name: str) -> Callable[[Any], int]:
+    """The function that does the work of the command ``name``."""
+    module, _, function = COMMANDS[name].partition(":")
+    found: Callable[[Any], int] = getattr(import_module(f"flows.commands.{module}"), function)
+    return found

@@ -17,12 +17,13 @@ from forge_core.generation.hf import HFGenerator
 from forge_core.observability.memory import OutOfMemory
 from tests.generation.conftest import request
 folder = Path(sys.argv[1])
-engine = HFGenerator(lambda version: folder, version=0, threads=1)
+engine = HFGenerator(lambda version: folder, version=0, threads=1, max_batch=4096)
 engine.generate([request("12")])
+large = [request("1" * 240, seed) for seed in range(4096)]
 pages = int(Path("/proc/self/statm").read_text().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 16 * 2**20, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 64 * 2**20, resource.RLIM_INFINITY))
 try:
-    engine.generate([request("1" * 240, seed) for seed in range(512)])
+    engine.generate(large)
 except OutOfMemory as error:
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     print(error)
@@ -33,5 +34,5 @@ print(len(engine.generate([request("12")])), "completion afterwards")
 def test_the_error_names_the_role_the_request_and_the_settings_and_the_engine_goes_on(tiny: Path) -> None:
     process = subprocess.run([sys.executable, "-c", SCARCE, str(tiny)], capture_output=True, text=True, timeout=120)
     assert process.stdout.startswith("generator: out of memory, when "), process.stdout + process.stderr
-    for part in ("machine: total", "generator.max_batch", "DefaultCPUAllocator", "1 completion afterwards"):
+    for part in ("machine: total", "generator.max_batch", "settings that change it", "1 completion afterwards"):
         assert part in process.stdout

@@ -1,0 +1,18 @@
+"""The arguments of every ``forge`` command, one group a module. Nothing here imports what a command needs to run."""
+
+from __future__ import annotations
+
+import argparse
+
+from flows.arguments import deploying, operating, redoing, registry, running
+from flows.arguments.common import Commands
+
+GROUPS = (running, deploying, operating, redoing, registry)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="forge", description="Post-train language models with reinforcement learning.")
+    commands = Commands(top.add_subparsers(dest="command", metavar="COMMAND"))
+    for group in GROUPS:
+        group.add_to(commands)
+    return top
