@@ -3,7 +3,7 @@
 A path is a key that ``check_key`` accepted, below the root of the backend. Every backend guarantees:
 - ``create``: of any number of concurrent writers of one path exactly one gets True, and readers see its whole body or
   nothing. ``nonce`` is unique to the call: a writer whose reply was lost still learns that it won.
-- ``write``: replaces whole or not at all; only called with names that hold the digest of their content.
+- ``write``: replaces whole or not at all; for names that hold the digest of their content, and for advice.
 - ``read``, ``read_range`` and ``download`` raise ``NotFound``; a range ends where the object ends at the latest.
   ``delete`` of a missing path does nothing; ``list`` gives the paths below a folder ("" is the root), never cached.
 - Failures of the service are ``StoreError``s that name the path and the remedy; passing ones are tried again first.

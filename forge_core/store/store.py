@@ -6,6 +6,8 @@
 - ``open_published`` reads through the manifest and checks digests: nothing torn or corrupted is ever returned.
 - ``wait_for`` waits for a key with back-off, a deadline and a stop token.
 
+``put_json`` overwrites, and is for advice only (heartbeats): no guarantee rests on it.
+
 A store object may be used from any number of threads. Keys are relative to the root and cannot leave it. JSON bodies
 carry the nonce of their writer, so no two are equal and none is empty; readers do not see it.
 """
@@ -98,14 +100,16 @@ class Store:
 
     def put_new_json(self, key: str, value: Mapping[str, Any]) -> bool:
         """``put_new`` of a JSON object. ``nonce`` is a reserved key. Raises StoreError when JSON cannot hold it."""
-        if "nonce" in value:
-            raise StoreError(f"{key}: the key 'nonce' is the store's own: use another name")
         nonce = uuid.uuid4().hex
-        try:
-            body = canonical_json({**value, "nonce": nonce})
-        except (TypeError, ValueError) as error:
-            raise StoreError(f"{key}: not a JSON value: {error}") from error
-        return self._backend.create(check_key(key), check_body(key, body), nonce)
+        return self._backend.create(check_key(key), _json_body(key, value, nonce), nonce)
+
+    def put_json(self, key: str, value: Mapping[str, Any]) -> None:
+        """Store a JSON object under ``key`` in place of what is there: the last of several writers wins.
+
+        For advice only, such as heartbeats: nothing that a guarantee rests on is ever written this way. Readers see
+        one whole value or another. Raises as ``put_new_json``.
+        """
+        self._backend.write(check_key(key), _json_body(key, value, uuid.uuid4().hex))
 
     def read(self, key: str) -> bytes:
         """The bytes of ``key``. Raises NotFound."""
@@ -252,6 +256,15 @@ class Store:
                 "its inputs or settings differ; use another run.id, or the inputs and settings that it was made with"
             )
         return manifest
+
+
+def _json_body(key: str, value: Mapping[str, Any], nonce: str) -> bytes:
+    if "nonce" in value:
+        raise StoreError(f"{key}: the key 'nonce' is the store's own: use another name")
+    try:
+        return check_body(key, canonical_json({**value, "nonce": nonce}))
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"{key}: not a JSON value: {error}") from error
 
 
 def _sleep(seconds: float, stop: Stop | None) -> None:

@@ -47,6 +47,38 @@ def test_values_that_json_cannot_hold_are_named(memory: Store) -> None:
     assert not memory.exists("run/x")
 
 
+def test_advice_is_overwritten_and_the_last_writer_wins(store: Store) -> None:
+    for beat in range(3):
+        store.put_json("workers/generator-1.json", {"beat": beat})
+        assert store.read_json("workers/generator-1.json") == {"beat": beat}
+    assert not store.put_new_json("workers/generator-1.json", {"beat": 9})
+    assert store.list("") == ["workers/generator-1.json"]
+
+
+def test_a_reader_of_advice_never_sees_half_a_value(store: Store) -> None:
+    values = [{"at": number, "text": str(number) * 5000} for number in range(2)]
+    store.put_json("beat", values[0])
+    done = threading.Event()
+
+    def write() -> None:
+        for number in range(20):
+            store.put_json("beat", values[number % 2])
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not done.is_set():
+        assert store.read_json("beat") in values
+    writer.join()
+
+
+def test_advice_that_json_cannot_hold_is_named(memory: Store) -> None:
+    with pytest.raises(StoreError, match="beat: not a JSON value"):
+        memory.put_json("beat", {"age": float("nan")})
+    with pytest.raises(StoreError, match="the key 'nonce' is the store's own"):
+        memory.put_json("beat", {"nonce": 1})
+
+
 def test_reading_what_is_not_there_names_the_key(store: Store) -> None:
     with pytest.raises(NotFound, match="no/such: no such object in the store") as caught:
         store.read("no/such")
