@@ -15,6 +15,7 @@ from flows.session import Session, new_session, resumed_session, run_name
 from flows.window import Window
 from forge_core.config import RunConfig
 from forge_core.runs import RunRef
+from forge_core.runs.evaluation import evaluation_due
 from tasks import STAGES, Stages, initialise
 
 
@@ -62,10 +63,3 @@ def iterate(run: RunRef, stages: Stages, window: Window, config: RunConfig, firs
             b, trained[b], rollout=rollouts, score=rewards, refill=refill, reference=reference, evaluate=evaluation
         )
     window.drain()
-
-
-def evaluation_due(config: RunConfig, batch: int) -> bool:
-    """Whether version ``batch`` is evaluated before step ``batch`` trains it: the initial version, and every
-    ``eval.interval``. The train task itself evaluates the last version, just before it commits."""
-    due = batch == 0 or (config.eval.interval > 0 and batch % config.eval.interval == 0)
-    return due and config.eval.prompts > 0

@@ -26,6 +26,7 @@ from forge_core.training.launch import ranks_per_node
 
 CPU = "cpu"
 DRIVERS = ("nvidia[0-9]*", "nvidiactl", "kfd", "dxg")  # device files of NVIDIA's, AMD's and WSL's drivers
+SERVICES = {"generator": "generator", "trainer": "trainer", "reference": "ref_model"}  # role -> its key of services
 NONE = "-1"  # hides every GPU from CUDA and from HIP, which takes an empty value for none given
 GENERATOR, TRAINER, REFERENCE = "services.generator", "services.trainer", "services.ref_model"
 
@@ -98,6 +99,17 @@ def place(config: RunConfig, gpus: Sequence[str], *, nodes: int = 1) -> Placemen
     ids, trainer = own.get(GENERATOR, ()), own.get(TRAINER, ())
     generator = tuple(ids[i * procs : (i + 1) * procs] for i in range(replicas))  # of empty ones on the CPU
     return Placement(generator, trainer, own.get(REFERENCE, ()), shared=bool(ids) and ids == trainer)
+
+
+def alone(config: RunConfig, role: str) -> RunConfig:
+    """``config`` for a machine where only ``role`` works: the others want none of its GPUs."""
+    services, own = config.services, SERVICES.get(role)
+    elsewhere = {
+        name: section.model_copy(update={"with_gpus": False})
+        for name, section in ((name, getattr(services, name)) for name in type(services).model_fields if name != own)
+        if section is not None
+    }
+    return config.model_copy(update={"services": services.model_copy(update=elsewhere)})
 
 
 def generator_shape(config: RunConfig) -> tuple[int, int]:

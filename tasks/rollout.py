@@ -9,9 +9,11 @@ from tasks.options import OPTIONS, argument, context
 
 
 def name() -> str:
-    return f"rollout b={argument('batch')} v={sampling_version(context(), argument('batch'))} shard={argument('shard')}"
+    round = f" round={argument('round')}" if argument("round") else ""
+    version = sampling_version(context(), argument("batch"))
+    return f"rollout b={argument('batch')} v={version} shard={argument('shard')}{round}"
 
 
 @task(name="rollout", task_run_name=name, **OPTIONS)
-def rollout(run: RunRef, batch: int, shard: int) -> ShardRef:
-    return sample_shard(context_of(run), batch, shard)
+def rollout(run: RunRef, batch: int, shard: int, round: int = 0) -> ShardRef:
+    return sample_shard(context_of(run), batch, shard, round)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from flows.arguments.common import Commands, gibibytes, positive
+from flows.arguments.common import STORE_HELP, Commands, gibibytes, positive
+
+ROLES = ("generator", "scorer", "reference", "trainer")
 
 
 def add_to(commands: Commands) -> None:
@@ -13,6 +15,11 @@ def add_to(commands: Commands) -> None:
         "--allow-config-change", action="append", default=[], metavar="KEY", help="a key that may differ"
     )
     resume.add_argument("--allow-code-change", action="store_true", help="accept that the code changed")
+    add("create", "store a new run that roles on several machines then work on", config=True, overridable=True)
+    role = add("role", "work on a run as one of its roles, until it is finished", store=False)
+    role.add_argument("role", metavar="ROLE", choices=ROLES, help=", ".join(ROLES))
+    role.add_argument("run_id", metavar="RUN_ID", help="name of the run; it may be created later")
+    role.add_argument("--store", help=STORE_HELP)
     script = add("slurm", "print a script for sbatch that trains on several nodes", config=True, overridable=True)
     script.add_argument("--nodes", type=positive, required=True, metavar="N", help="nodes of the trainer")
     script.add_argument("--gpus-per-node", type=int, default=0, metavar="N", help="GPUs of each node (default 0: CPU)")

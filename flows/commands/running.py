@@ -10,11 +10,12 @@ from typing import Any
 
 from rich.console import Console
 
+from flows.arguments.running import ROLES
 from flows.commands.common import existing_store, loaded_config, opened_store
 from forge_core.config import RunConfig, load_config
 from forge_core.runs.checks import check_run, with_stored_model
 from forge_core.runs.estimate import estimate_line
-from forge_core.runs.record import check_new_run, load_run, new_run_id, resume_check
+from forge_core.runs.record import check_new_run, create_run, load_run, new_run_id, resume_check
 from forge_core.store import Ledger, Store
 
 FAILED, STOPPED = 1, 130
@@ -22,6 +23,41 @@ FAILED, STOPPED = 1, 130
 
 def train(args: argparse.Namespace) -> int:
     """Train a new run."""
+    store, config = _new(args)
+
+    def start() -> Any:
+        from flows.grpo import grpo
+
+        return grpo(config, return_state=True)
+
+    return _run(start, store, run_id_of(config), estimate_line(config))
+
+
+def create(args: argparse.Namespace) -> int:
+    """Store a new run, and say how its roles are started."""
+    store, config = _new(args)
+    run_id = create_run(store, config).run_id
+    print(f"store: {store.uri}", file=sys.stderr)
+    for name in ROLES if config.grpo.beta > 0 else [name for name in ROLES if name != "reference"]:
+        print(f"start where it shall work: forge role {name} {run_id} --store {store.uri}", file=sys.stderr)
+    print(run_id)
+    return 0
+
+
+def role(args: argparse.Namespace) -> int:
+    """Work on a run as one of its roles."""
+    store = opened_store(args, quiet=True)
+
+    def start() -> Any:
+        from flows import roles
+
+        return getattr(roles, args.role)(args.run_id, store.uri, return_state=True)
+
+    return _run(start, store, args.run_id)
+
+
+def _new(args: argparse.Namespace) -> tuple[Store, RunConfig]:
+    """The store, and the checked configuration of a new run in it."""
     config = loaded_config(args)
     store = opened_store(args, config, quiet=True)
     if config.run.id is None:
@@ -29,13 +65,7 @@ def train(args: argparse.Namespace) -> int:
     config = config.model_copy(update={"store": store.uri})
     check_new_run(store, config)
     _show_checks(config)
-
-    def start() -> Any:
-        from flows.grpo import grpo
-
-        return grpo(config, return_state=True)
-
-    return _run(start, store, config)
+    return store, config
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -60,7 +90,7 @@ def resume(args: argparse.Namespace) -> int:
         changes = (args.overrides, args.allow_config_change, args.allow_code_change)
         return grpo_resume(args.run_id, store.uri, *changes, return_state=True)
 
-    return _run(start, store, config)
+    return _run(start, store, args.run_id, estimate_line(config))
 
 
 def _show_checks(config: RunConfig) -> None:
@@ -69,7 +99,12 @@ def _show_checks(config: RunConfig) -> None:
     logging.getLogger("forge.checks").setLevel(logging.ERROR)  # the flow looks again; once is enough to say it
 
 
-def _run(start: Any, store: Store, config: RunConfig) -> int:
+def run_id_of(config: RunConfig) -> str:
+    assert config.run.id is not None
+    return config.run.id
+
+
+def _run(start: Any, store: Store, run_id: str, about: str = "") -> int:
     """Start the flow under a Prefect server and turn its final state into an exit status."""
     from flows.server import ensure_server
 
@@ -78,20 +113,20 @@ def _run(start: Any, store: Store, config: RunConfig) -> int:
     with Console(stderr=True).status("starting the Prefect server"):
         server = ensure_server()
     try:
-        print(f"Prefect UI: {server.ui_url}", file=sys.stderr)
-        print(f"store: {store.uri}\nrun: {config.run.id}\n{estimate_line(config)}", file=sys.stderr, flush=True)
-        return _status(start(), config)
+        lines = [f"Prefect UI: {server.ui_url}", f"store: {store.uri}", f"run: {run_id}", *([about] if about else [])]
+        print(*lines, sep="\n", file=sys.stderr, flush=True)
+        return _status(start(), run_id)
     finally:
         server.stop()
 
 
-def _status(state: Any, config: RunConfig) -> int:
+def _status(state: Any, run_id: str) -> int:
     if state.is_completed():
         return 0
-    if state.is_cancelled() or state.is_cancelling():
+    if state.is_cancelled() or state.is_cancelling() or state.name == "Preempted":
         print(state.message, file=sys.stderr)
         return STOPPED
     error = state.result(raise_on_failure=False)  # its traceback is in the log above
     print(f"{type(error).__name__}: {error}", *getattr(error, "__notes__", []), sep="\n  ", file=sys.stderr)
-    print(f"run {config.run.id} failed; after mending the cause: forge resume {config.run.id}", file=sys.stderr)
+    print(f"run {run_id} failed; after mending the cause: forge resume {run_id}", file=sys.stderr)
     return FAILED

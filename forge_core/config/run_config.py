@@ -146,7 +146,7 @@ class RolloutSection(Section):
     min_p: Fraction = Field(0.0, description="Drop tokens below this share of the likeliest token's probability.")
     allow_truncated_sampling: bool = Field(False, description="Accept the biased ratio that truncation brings.")
     shards: int | None = Field(
-        None, ge=1, description="Rollout tasks per batch. Left out: one (embedded backend), or four per vLLM engine."
+        None, ge=1, description="Rollout tasks per batch. Left out: one per generator role, or four per vLLM engine."
     )
     deadline_s: float = Field(3600.0, gt=0, description="Seconds after which unfinished episodes are dropped.")
 
@@ -236,6 +236,7 @@ class EvalSection(Section):
     holdout: float = Field(0.1, ge=0, lt=1, description="Share of prompts held out, chosen by a hash of the prompt.")
     split: str | None = Field(None, description="Evaluate on this split instead of held-out training prompts.")
     temperature: float = Field(1.0, ge=0, le=10, description="Sampling temperature of the evaluation; 0: greedy.")
+    samples: Positive = Field(1, description="Responses sampled per held-out prompt.")
 
 
 class CheckpointSection(Section):
@@ -257,6 +258,23 @@ class GCSection(Section):
 
 class ResumeSection(Section):
     max_drift: float = Field(1e-3, ge=0, description="Largest relative difference of inexactly replayed parameters.")
+
+
+class RolesSection(Section):
+    generators: Positive = Field(1, description="Generator roles that the coordinator starts, each with its engines.")
+    scorers: Positive = Field(1, description="Scorer roles that the coordinator starts.")
+    claim_timeout_s: float = Field(
+        60.0, gt=0, description="Seconds without a heartbeat after which another generator takes over a shard."
+    )
+    wait_s: float = Field(
+        3600.0, gt=0, description="Seconds without anything new in the run after which a waiting role gives up."
+    )
+    stuck_s: float = Field(
+        1800.0, gt=0, description="Seconds without a new object of a role that has work, after which it is restarted."
+    )
+    max_restarts: int = Field(
+        5, ge=0, description="Restarts of one role without a new object of its own in between, at most."
+    )
 
 
 class WarmStartSection(Section):
@@ -307,6 +325,7 @@ class RunConfig(Section):
     weights: WeightsSection = Field(WeightsSection(), description="Published weights.")
     gc: GCSection = Field(GCSection(), description="Deleting what nothing reaches.")
     resume: ResumeSection = Field(ResumeSection(), description="Exactness of a resumed run.")
+    roles: RolesSection = Field(RolesSection(), description="A run on several machines, one process per role.")
 
     @property
     def episodes_per_optimizer_step(self) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from forge_core.config import RunConfig, validate_for_training
+from forge_core.config import ConfigError, RunConfig, validate_for_training
 from forge_core.config.run_config import ScratchModel
 from forge_core.data.prompts import check_dataset
-from forge_core.models.resolve import resolve_model
+from forge_core.devices import alone
+from forge_core.models.stored import configured_model
 from forge_core.rewards.resolve import needs_answer, resolve
 from forge_core.runs.prompt_checks import check_prompts
+from forge_core.runs.record import RunRecord, code_digests
 from forge_core.store import Ledger, Store
 
 
@@ -25,6 +27,22 @@ def with_stored_model(store: Store, run_id: str, config: RunConfig) -> RunConfig
     if ledger.init() is None:
         return config
     return config.model_copy(update={"model": str(store.local_dir(ledger.weights_prefix(0))), "warm_start": None})
+
+
+def check_role(store: Store, record: RunRecord, role: str) -> list[str]:
+    """Warnings about one role of a stored run on this machine. Raises ConfigError when its code is not the run's, or
+    when the machine lacks what the role needs; the other roles' needs are theirs."""
+    config = alone(record.config, role)
+    if (code := code_digests(config)) != record.code:
+        names = ", ".join(sorted(k for k in code.keys() | record.code.keys() if code.get(k) != record.code.get(k)))
+        raise ConfigError(
+            f"the {role} of run {record.run_id!r} would run other code than the run records ({names}): bring this "
+            f"machine to the same code, or accept the change for all roles: forge resume {record.run_id} "
+            "--allow-code-change"
+        )
+    if role in ("trainer", "generator"):
+        return check_run(with_stored_model(store, record.run_id, config))
+    return validate_for_training(config)
 
 
 def _check_loss(config: RunConfig) -> None:
@@ -48,6 +66,5 @@ def _check(config_json: str) -> tuple[str, ...]:
     if config.warm_start is not None:
         check_dataset(config.warm_start.dataset, seed=config.run.seed, needs_answer=True, key="warm_start.dataset")
     if not isinstance(config.model, ScratchModel):
-        assert config.model is not None
-        resolve_model(config.model)
+        configured_model(config)
     return (*warnings, *check_prompts(config))

@@ -22,7 +22,8 @@ from typing import Any
 
 from forge_core.data.cursor import Cursor
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, render, split_holdout
-from forge_core.devices import Placement, place, visible_gpus
+from forge_core.devices import Placement, alone, place, visible_gpus
+from forge_core.evaluation.suite import heldout_prompts
 from forge_core.generation.base import Generator
 from forge_core.models.scratch import check_encodable
 from forge_core.observability.best_effort import BestEffort
@@ -31,6 +32,7 @@ from forge_core.runs.engines import build_generator, takes_turns
 from forge_core.runs.planning import Planner, shard_count
 from forge_core.runs.record import RunRecord, RunRef, load_run
 from forge_core.runs.reference_session import ReferenceSession
+from forge_core.runs.tracking import ShardTracker, Untracked
 from forge_core.runs.trainer_session import TrainerSession
 from forge_core.runs.turns import NoTurns, Turns, free_cached_memory
 from forge_core.stop import StopToken
@@ -67,9 +69,13 @@ def context_of(ref: RunRef) -> RunContext:
 class RunContext:
     """``stop`` ends every engine call. ``observers`` are called with each entry that this process commits, ``note``
     with news for a person. ``background`` does what must neither delay nor fail a step, such as deleting what nothing
-    reaches. ``weights`` keeps the run's weights on this host."""
+    reaches. ``weights`` keeps the run's weights on this host. ``role``: the one that this process works for;
+    None: for all of them. ``evaluate_candidate``: who evaluates the last version before its commit;
+    None: this process."""
 
-    def __init__(self, store: Store, record: RunRecord, stop: StopToken | None = None) -> None:
+    def __init__(
+        self, store: Store, record: RunRecord, stop: StopToken | None = None, *, role: str | None = None
+    ) -> None:
         self.store, self.record, self.config = store, record, record.config
         self.run_id = record.run_id
         self.stop = stop or StopToken()
@@ -82,7 +88,10 @@ class RunContext:
         w = self.config.weights
         self.weights = Prefetcher(store, self._weights_manifest, w.fetchers, enabled=w.prefetch, stop=self.stop)
         # A batch that may be refilled is not generated before its refill has ended, which counts as one more shard.
-        self.rollouts = ShardTracker(shard_count(record.config) + record.config.filters.dynamic_sampling)
+        self.role = role
+        self.evaluate_candidate: Callable[[RunContext, int], Any] | None = None
+        shards = shard_count(record.config) + record.config.filters.dynamic_sampling
+        self.rollouts = ShardTracker(shards) if role is None else Untracked()
         self._plans: dict[int, dict[str, Any]] = {}
         self._lock = threading.RLock()  # of plans
         self._generator: Generator | None = None
@@ -96,25 +105,14 @@ class RunContext:
         return load_prompts(self.config.dataset, seed=self.config.run.seed)
 
     @cached_property
-    def _rows(self) -> tuple[list[int], list[int]]:
-        share = 0.0 if self.config.eval.split or not self.config.eval.prompts else self.config.eval.holdout
-        return split_holdout(self.prompts, share)
-
-    @property
     def train_rows(self) -> list[int]:
-        return self._rows[0]
+        share = 0.0 if self.config.eval.split or not self.config.eval.prompts else self.config.eval.holdout
+        return split_holdout(self.prompts, share)[0]
 
     @cached_property
     def heldout(self) -> list[Prompt]:
-        """The prompts of an evaluation: of ``eval.split``, or held out of the training set by hash."""
-        section, wanted = self.config.dataset, self.config.eval.prompts
-        assert section is not None
-        if self.config.eval.split:
-            other = load_prompts(
-                section.model_copy(update={"split": self.config.eval.split}), seed=self.config.run.seed
-            )
-            return [other[i] for i in range(min(wanted, len(other)))]
-        return [self.prompts[row] for row in self._rows[1][:wanted]]
+        """The prompts of an evaluation."""
+        return heldout_prompts(self.config, self.prompts)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -208,7 +206,8 @@ class RunContext:
     @cached_property
     def placement(self) -> Placement:
         """Which GPUs of this machine each role has."""
-        return place(self.config, visible_gpus(), nodes=node_count())
+        config = self.config if self.role is None else alone(self.config, self.role)
+        return place(config, visible_gpus(), nodes=node_count())
 
     def device(self, role: str) -> str:
         """Torch's name of the device of ``role`` (a key of ``services``) in this process."""
@@ -230,13 +229,31 @@ class RunContext:
             yield self.generator(version)
 
     def generator(self, version: int) -> Generator:
-        """The sampling engine, at ``version`` or newer: loaded on first use, moved forward otherwise."""
+        """The sampling engine, at ``version`` or newer: loaded on first use, moved forward otherwise. An engine that is
+        too new for a pinned version (its shard was another process's, which is gone) is loaded again."""
         with self._generator_lock:
+            if self._too_new(version):
+                self.forget_generator()
             if self._generator is None:
                 self._generator = build_generator(self, version)
             if self._generator.get_version() < version:
                 self._generator.update_weights(version)
             return self._generator
+
+    def forget_generator(self) -> None:
+        """End the sampling engine, if there is one; the next that is asked for is loaded anew."""
+        if self._generator is not None:
+            self._generator.shutdown()
+            self._generator = None
+
+    def prefetch_newest(self) -> None:
+        """Begin to fetch the newest version, where this process samples."""
+        if self._generator is not None and (head := self.ledger.head()) > self._generator.get_version():
+            self.weights.prefetch(head)
+
+    def _too_new(self, version: int) -> bool:
+        pinned = self.role is not None and self.config.rollout.version == "oldest"
+        return pinned and self._generator is not None and self._generator.get_version() > version
 
     @cached_property
     def rewards(self) -> RewardActor:
@@ -253,41 +270,8 @@ class RunContext:
     def close(self) -> None:
         """End the engines of this process, and what it still does in the background."""
         self.background.close(timeout=10.0)
-        if self._generator is not None:
-            self._generator.shutdown()
+        self.forget_generator()
         for name in ("trainer", "reference", "rewards"):
             if name in self.__dict__:
                 self.__dict__.pop(name).close()
         self.weights.close()
-
-
-class ShardTracker:
-    """Which rollout shards this process has finished; lets a pinned version wait for all older work.
-
-    With ``rollout.version: oldest`` the engine may move on only when every batch that samples an older version is
-    generated.
-    """
-
-    def __init__(self, shards: int) -> None:
-        self._shards, self._first = shards, 0
-        self._finished: dict[int, set[int]] = {}
-        self._changed = threading.Condition()
-
-    def begin(self, batch: int) -> None:
-        """Batches before ``batch`` were finished before this process started."""
-        self._first = batch
-
-    def finish(self, batch: int, shard: int) -> None:
-        with self._changed:
-            self._finished.setdefault(batch, set()).add(shard)
-            while len(self._finished.get(self._first, ())) == self._shards:
-                del self._finished[self._first]
-                self._first += 1
-            self._changed.notify_all()
-
-    def wait_before(self, batch: int, stop: StopToken) -> None:
-        """Wait until every shard of every batch before ``batch`` is finished."""
-        with self._changed:
-            while self._first < batch:
-                stop.check()
-                self._changed.wait(0.2)

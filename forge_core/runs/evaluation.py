@@ -9,37 +9,33 @@ from __future__ import annotations
 import time
 from statistics import fmean
 
-from forge_core.data_model import SCHEMA_VERSION, GenerationRequest, SamplingParams
-from forge_core.generation.seeds import sample_seed
+from forge_core.config import RunConfig
+from forge_core.data_model import GenerationRequest
+from forge_core.evaluation.suite import answered_rows, identity, suite_requests
 from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import (
     EPISODES_FILE,
     REWARDS_FILE,
     add_rewards,
     episode_of,
-    episode_row,
     episodes_bytes,
     read_episodes,
     rewards_bytes,
 )
 from forge_core.runs.stages import grade, reward_identity
-from forge_core.store import digest, layout
+from forge_core.store import layout
 
-EVALUATION_BATCH = 2**31  # stands for "no batch" in seeds, outside every training step
+
+def evaluation_due(config: RunConfig, batch: int) -> bool:
+    """Whether version ``batch`` is evaluated before step ``batch`` trains it: the initial version, and every
+    ``eval.interval``. The train task itself has the last version evaluated, just before it commits."""
+    due = batch == 0 or (config.eval.interval > 0 and batch % config.eval.interval == 0)
+    return due and config.eval.prompts > 0
 
 
 def evaluation_requests(ctx: RunContext, version: int) -> list[GenerationRequest]:
-    """One request per held-out prompt that fits; ids are ``<run_id>/eval-<version>/<prompt>/<sample>``."""
-    config = ctx.config
-    sampling = SamplingParams(config.eval.temperature, max_new_tokens=config.rollout.max_new_tokens)
-    requests = []
-    for i, prompt in enumerate(ctx.heldout):
-        ids = ctx.encode(prompt)
-        if len(ids) <= config.max_prompt_tokens:
-            seed = sample_seed(config.run.seed, EVALUATION_BATCH, 0, i, 0)
-            name = f"{ctx.run_id}/eval-{version:08d}/{i:08d}/{0:08d}"
-            requests.append(GenerationRequest(name, tuple(ids), seed, sampling, version, version))
-    return requests
+    """``eval.samples`` requests per held-out prompt that fits; ids are ``<run_id>/eval-<version>/<prompt>/<sample>``."""
+    return suite_requests(ctx.config, ctx.heldout, ctx.encode, f"{ctx.run_id}/eval-{version:08d}", version)
 
 
 def evaluate(ctx: RunContext, version: int) -> str:
@@ -47,15 +43,7 @@ def evaluate(ctx: RunContext, version: int) -> str:
     weights = ctx.weights_content(version)
     prefix = layout.evaluation(ctx.run_id, version, weights)
     requests = evaluation_requests(ctx, version)
-    request = digest(
-        {
-            "stage": "evaluation",
-            "schema": SCHEMA_VERSION,
-            "weights": weights,
-            "prompts": [(r.prompt_ids, r.seed, r.sampling.__dict__) for r in requests],
-            "functions": reward_identity(ctx.config),
-        }
-    )
+    request = identity(weights, requests, ctx.heldout, reward_identity(ctx.config))
     if ctx.store.published(prefix):
         return ctx.store.open_published(prefix, request=request).manifest.prefix
     started = time.monotonic()
@@ -75,12 +63,7 @@ def _sample(ctx: RunContext, version: int, requests: list[GenerationRequest]) ->
     wrong = {c.metadata["policy_version"] for c in completions} - {version}
     if wrong:
         raise RuntimeError(f"the evaluation of version {version} was sampled by versions {sorted(wrong)}")
-    prompts = [ctx.heldout[int(r.request_id.split("/")[-2])] for r in requests]
-    return [
-        episode_row(r, p, c)
-        for r, p, c in zip(requests, prompts, completions, strict=True)
-        if c.metadata["finish_reason"] != "aborted"
-    ]
+    return answered_rows(requests, ctx.heldout, completions)
 
 
 def evaluation_metrics(ctx: RunContext, version: int) -> dict[str, float]:
@@ -94,7 +77,7 @@ def evaluation_metrics(ctx: RunContext, version: int) -> dict[str, float]:
     return {
         "eval/version": version,
         "eval/reward/mean": fmean(rewards) if rewards else 0.0,
-        "eval/prompts": len(episodes),
+        "eval/prompts": len({e.group_id for e in episodes}),
         "eval/missing": len(evaluation_requests(ctx, version)) - len(episodes),
         "eval/failed_grades": len(episodes) - len(rewards),
     }

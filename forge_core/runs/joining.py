@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from forge_core.config import ConfigError, RunConfig
-from forge_core.devices import Placement, place, visible_gpus
+from forge_core.devices import Placement, alone, place, visible_gpus
 from forge_core.processes import ChildGroup
 from forge_core.runs.record import load_run
 from forge_core.store import Ledger, Store, layout
@@ -50,9 +50,4 @@ def start_ranks(config: RunConfig, rendezvous: Rendezvous, log: Path) -> ChildGr
 
 def trainer_gpus(config: RunConfig, nodes: int) -> tuple[str, ...]:
     """GPUs of this node for its ranks: no other role works here. Raises ConfigError when there are too few."""
-    services = config.services
-    elsewhere = {"generator": services.generator.model_copy(update={"with_gpus": False})}
-    if services.ref_model is not None:
-        elsewhere["ref_model"] = services.ref_model.model_copy(update={"with_gpus": False})
-    alone = config.model_copy(update={"services": services.model_copy(update=elsewhere)})
-    return place(alone, visible_gpus(), nodes=nodes).trainer
+    return place(alone(config, "trainer"), visible_gpus(), nodes=nodes).trainer

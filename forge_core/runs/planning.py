@@ -35,11 +35,17 @@ SHARDS_PER_ENGINE = 4
 
 
 def shard_count(config: RunConfig) -> int:
-    """Shards per batch: as configured; else one (the embedded backend runs rollouts one at a time), or four per vLLM
-    engine, so that grading begins while others are sampled."""
+    """Shards per batch: as configured; else one per generator role (the embedded backend runs rollouts one at a time),
+    or four per vLLM engine, so that grading begins while others are sampled."""
     engines, _ = generator_shape(config)
-    default = 1 if config.generator.backend == "hf" else min(SHARDS_PER_ENGINE * engines, config.groups_per_batch)
-    return config.rollout.shards or default
+    each = 1 if config.generator.backend == "hf" else SHARDS_PER_ENGINE * engines
+    return config.rollout.shards or min(each * config.roles.generators, config.groups_per_batch)
+
+
+def shards_at_once(config: RunConfig) -> int:
+    """Shards that one process samples at a time: one (the embedded backend), or what keeps its vLLM engines busy."""
+    engines, _ = generator_shape(config)
+    return 1 if config.generator.backend == "hf" else SHARDS_PER_ENGINE * engines
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,14 @@ from forge_core.data.importing import ObjectPathError, source_file
 from forge_core.rewards.resolve import source_digest
 from forge_core.store import Ledger, Store, layout
 
-NOT_COMPARED = {"store", "run.id"}  # where a run lies, not what it is
+NOT_COMPARED = {  # where a run lies and who works on it, not what it is
+    "store", "run.id", "roles.scorers", "roles.claim_timeout_s", "roles.wait_s", "roles.stuck_s", "roles.max_restarts",
+}  # fmt: skip
 PLANNED = (  # beginnings of the keys (and code) that a batch is planned, sampled or graded with
     "dataset", "rewards", "reward ", "rollout", "filters", "grpo.temperature", "grpo.n_samples", "training.batch_size",
     "training.gradient_accumulation_steps", "training.sync_interval", "training.seq_len", "run.seed", "eval.holdout",
     "eval.split", "eval.prompts", "generator.backend", "generator.sampling_params", "services.generator.num_replicas",
+    "roles.generators",
 )  # fmt: skip
 PACKAGES = ("forge_core", "tasks", "flows")
 

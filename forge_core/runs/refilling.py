@@ -25,18 +25,32 @@ def refill(ctx: RunContext, batch: int) -> list[ShardRef]:
     """Generate and grade extra rounds until ``batch`` has its groups with signal; the episode shards of all rounds."""
     plans = [ctx.plan(batch)]
     shards = _shards(ctx, plans[0])
-    for round in range(1, ctx.config.filters.max_rounds + 1):
-        missing = ctx.config.groups_per_batch - len(accepted_groups(ctx, plans))
-        if missing <= 0:
-            break
-        first_group = sum(len(plan["groups"]) for plan in plans)
-        plan = ctx.stored_plan(batch, round) or ctx.planner.refill(batch, round, first_group, missing)
-        plans.append(put_plan(ctx.store, ctx.run_id, batch, round, plan))
-        for shard in range(len(plan["shards"])):
+    while not is_full(ctx, plans):
+        plans.append(plan_refill(ctx, batch, plans))
+        for shard in range(len(plans[-1]["shards"])):
             shards.append(sample_planned(ctx, plans[-1], shard))
             score_shard(ctx, shards[-1])
     ctx.rollouts.finish(batch, shard_count(ctx.config))
     return shards
+
+
+def is_full(ctx: RunContext, plans: list[dict[str, Any]]) -> bool:
+    """Whether a batch, whose rounds ``plans`` are sampled and graded, needs no further round, or may have none."""
+    section = ctx.config.filters
+    return not section.dynamic_sampling or len(plans) > section.max_rounds or _missing(ctx, plans) <= 0
+
+
+def plan_refill(ctx: RunContext, batch: int, plans: list[dict[str, Any]]) -> dict[str, Any]:
+    """The plan of the round after ``plans``, made and stored now if nobody did before."""
+    round = len(plans)
+    first_group = sum(len(plan["groups"]) for plan in plans)
+    stored = ctx.stored_plan(batch, round)
+    plan = stored or ctx.planner.refill(batch, round, first_group, _missing(ctx, plans))
+    return put_plan(ctx.store, ctx.run_id, batch, round, plan)
+
+
+def _missing(ctx: RunContext, plans: list[dict[str, Any]]) -> int:
+    return ctx.config.groups_per_batch - len(accepted_groups(ctx, plans))
 
 
 def _shards(ctx: RunContext, plan: dict[str, Any]) -> list[ShardRef]:

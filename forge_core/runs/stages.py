@@ -54,9 +54,9 @@ def sampling_version(ctx: RunContext, batch: int) -> int:
     return oldest if ctx.config.rollout.version == "oldest" else max(oldest, min(ctx.ledger.head(), batch))
 
 
-def sample_shard(ctx: RunContext, batch: int, shard: int) -> ShardRef:
-    """Generate the episodes of one shard of round 0 and publish them."""
-    done = sample_planned(ctx, ctx.plan(batch), shard)
+def sample_shard(ctx: RunContext, batch: int, shard: int, round: int = 0) -> ShardRef:
+    """Generate the episodes of one shard and publish them. The plan of its round is there, or it is round 0."""
+    done = sample_planned(ctx, ctx.rounds(batch)[round] if round else ctx.plan(batch), shard)
     ctx.rollouts.finish(batch, shard)
     return done
 

@@ -148,7 +148,7 @@ def _evaluated(ctx: RunContext, batch: int, weights: str) -> dict[str, float]:
     if batch + 1 == ctx.config.steps:
         ctx.candidates[batch + 1] = weights
         started = time.monotonic()
-        evaluate(ctx, batch + 1)
+        (ctx.evaluate_candidate or evaluate)(ctx, batch + 1)
         before = {name.replace("eval/", "eval/before/", 1): x for name, x in evaluation_metrics(ctx, batch).items()}
         return {**before, **evaluation_metrics(ctx, batch + 1), "time/eval": time.monotonic() - started}
     return evaluation_metrics(ctx, batch)

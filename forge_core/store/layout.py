@@ -85,9 +85,50 @@ def evaluation(run_id: str, version: int, weights_digest: str) -> str:
     return f"{run(run_id)}evaluations/{number(version)}-{weights_digest[:12]}/"
 
 
+def claims(run_id: str, batch: int, round: int, shard: int) -> str:
+    """Folder of the claims of one shard of rollouts: advice among generators."""
+    return f"{run(run_id)}claims/{number(batch)}/{number(round)}/{number(shard)}/"
+
+
+def evaluation_claims(run_id: str, version: int, weights_digest: str) -> str:
+    """Folder of the claims of one evaluation."""
+    return f"{run(run_id)}claims/evaluation-{number(version)}-{weights_digest[:12]}/"
+
+
+def claim(folder: str, n: int) -> str:
+    """The ``n``-th claim in a folder of claims."""
+    return f"{folder}{number(n)}.json"
+
+
+def worker(run_id: str, name: str) -> str:
+    """The heartbeat of a process that works on the run; overwritten."""
+    return f"{run(run_id)}workers/{name}.json"
+
+
+def candidate(run_id: str, version: int, n: int) -> str:
+    """The ``n``-th try of a version that is published and waits for its evaluation before its commit."""
+    return f"{run(run_id)}candidates/{number(version)}/{number(n)}.json"
+
+
 def tombstone(run_id: str, name: str) -> str:
     """When a collector first saw that nothing reaches an object."""
     return f"{run(run_id)}gc/{name}.json"
+
+
+def model(name: str, n: int) -> str:
+    """Entry ``n`` of the history of a model in the registry."""
+    return f"models/{name}/{number(n)}.json"
+
+
+def evaluation_of(identity: str) -> str:
+    """The evaluation that ``identity``, the digest of weights, prompts, sampling and rewards, stands for: of any run,
+    or of a model that no run made."""
+    return f"evaluations/{identity}/"
+
+
+def retraining(retrain_id: str) -> str:
+    """What a retraining began with."""
+    return f"retrainings/{retrain_id}.json"
 
 
 def _shard(run_id: str, kind: str, batch: int, round: int, shard: int) -> str:

@@ -17,7 +17,7 @@ from tests.cli.conftest import FORGE, Forge, run_forge
 from tests.store.entries import RUN, committed
 
 COMMANDS = (
-    "train", "resume", "slurm", "join", "stop", "try", "export", "new", "runs", "ledger", "config", "doctor", "convert",
+    "train", "create", "role", "resume", "slurm", "join", "stop", "try", "export", "new", "runs", "ledger", "config", "doctor", "convert",
 )  # fmt: skip
 LEDGER_KEYS = {
     *("batch", "version_in", "version_out", "max_age", "episodes", "tokens", "plans", "shards", "training", "weights"),

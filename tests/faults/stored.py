@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections import Counter
@@ -20,15 +21,12 @@ ATTEMPT = re.compile(r"(/\d{8})-[^/]+/$")
 
 
 class Stored:
-    """The run ``run_id`` in the folder store ``root``."""
+    """The run ``run_id`` in the store ``root``; what looks at files needs a folder store."""
 
-    def __init__(self, root: Path, run_id: str = "tiny") -> None:
-        self.root, self.run_id = root, run_id
-        self.folder = root / "runs" / run_id
-
-    @property
-    def store(self) -> Store:
-        return open_store(str(self.root))
+    def __init__(self, root: Path | str, run_id: str = "tiny") -> None:
+        self.root, self.run_id = Path(root), run_id
+        self.folder = self.root / "runs" / run_id
+        self.store: Store = open_store(str(root))
 
     @property
     def ledger(self) -> Ledger:
@@ -61,7 +59,7 @@ class Stored:
         rows: list[dict[str, Any]] = []
         for entry in self.ledger.entries():
             for prefix in entry["shards"]["episodes"]:
-                table = parquet.read_table(self._file(prefix, EPISODES_FILE))
+                table = parquet.read_table(io.BytesIO(self.store.open_published(prefix).read(EPISODES_FILE)))
                 rows += table.drop_columns(["created_at"]).to_pylist()
         return rows
 
@@ -73,9 +71,6 @@ class Stored:
     def fates(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
         data = self.store.open_published(entry["training"]).read(TRAINING_FILE)
         return from_parquet(data, TRAINING, entry["training"])
-
-    def _file(self, prefix: str, name: str) -> Path:
-        return self.root / self.store.open_published(prefix).manifest.file(name).key
 
 
 def decided(entry: dict[str, Any]) -> dict[str, Any]:

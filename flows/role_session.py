@@ -1,0 +1,212 @@
+"""A role session: one process that does one role's share of a run, from the checks at its start to its outcome.
+
+Invariants:
+- A role meets the others in the store alone: it waits for the objects that its work needs (polling with back-off), does
+  the same tasks as the one-flow run, and publishes.
+- It ends by itself within ``LOOK_S`` of the run's last commit, within seconds of a stop, and after ``roles.wait_s``
+  without anything new in the run: a role never waits for ever for a producer that has died.
+- What it was doing when it is killed is done again by whoever takes over; what it has published stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+from prefect import runtime
+from prefect.states import Cancelled, Completed, Crashed, Failed, State
+
+from flows.stopping import StopWatcher
+from flows.window import raise_if_failed
+from forge_core.algorithms.fates import StalenessError
+from forge_core.config import ConfigError
+from forge_core.data.errors import DataError
+from forge_core.models.errors import ModelError
+from forge_core.runs import RunRef
+from forge_core.runs.checks import check_role
+from forge_core.runs.claims import Claims
+from forge_core.runs.context import RunContext, attach, detach
+from forge_core.runs.frontier import Evaluation, Frontier, Rollout
+from forge_core.runs.heartbeat import Heartbeat, Unchanged
+from forge_core.runs.initialise import initialise as import_version_zero
+from forge_core.runs.planning import shards_at_once
+from forge_core.runs.record import load_run
+from forge_core.runs.trainer_session import DriftError
+from forge_core.runs.training import LostRace
+from forge_core.stop import Stopped, StopToken
+from forge_core.store import CorruptObject, IdentityError, LedgerError, layout, open_store
+
+log = logging.getLogger("forge")
+FIRST_LOOK_S, LOOK_S = 0.05, 2.0  # between two looks at the store: at first, and at most
+START_WAIT_S = 3600.0  # for run.json: roles may be started before their run
+BEATS = 5  # heartbeats in a claim's timeout
+REFUSALS = (  # trying again would end the same way
+    *(ConfigError, DataError, ModelError, StalenessError, DriftError),
+    *(IdentityError, CorruptObject, LedgerError),
+)
+PREEMPTED, SUPERSEDED, REFUSED = "Preempted", "Superseded", "Refused"  # names of final states that a coordinator reads
+
+T = TypeVar("T")
+
+
+class RoleSession:
+    """Context manager around a role's work; ``outcome`` is the flow's final state. ``name`` is what the process is
+    called in the store, unique in the run; left out, one is made."""
+
+    def __init__(self, role: str, run_id: str, store: str, name: str | None = None) -> None:
+        self.role, self.name = role, name or f"{role}-{uuid.uuid4().hex[:8]}"
+        self.outcome: State[Any] | None = None
+        self.stop = StopToken()
+        self._store = open_store(store)
+        self.run = RunRef(run_id, self._store.uri)
+        self._watcher = StopWatcher(self.stop, self._store, run_id, runtime.flow_run.id)
+        self._running: list[tuple[Any, Any]] = []  # work, and the future of its task
+        self._moved = Unchanged()
+
+    def __enter__(self) -> RoleSession:
+        self._watcher.__enter__()
+        try:
+            self._open()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self
+
+    def _open(self) -> None:
+        self._context: RunContext | None = None
+        self._store.wait_for(layout.run_json(self.run.run_id), timeout_s=START_WAIT_S, stop=self.stop)
+        record = load_run(self._store, self.run.run_id)
+        for warning in check_role(self._store, record, self.role):
+            log.warning(warning)
+        self.config = record.config
+        self._context = RunContext(self._store, record, self.stop, role=self.role)
+        attach(self.run, self._context)
+        self.frontier = Frontier(self._context)
+        timeout_s = self.config.roles.claim_timeout_s
+        self.claims = Claims(self._store, self.run.run_id, self.name, timeout_s=timeout_s)
+        beat_s = timeout_s / BEATS
+        self.heartbeat = Heartbeat(self._store, self.run.run_id, self.role, self.name, every_s=beat_s)
+        self.heartbeat.__enter__()
+
+    @property
+    def context(self) -> RunContext:
+        assert self._context is not None
+        return self._context
+
+    # What there is to do --------------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Wait for version 0, and import what its model needs while no other thread runs."""
+        self.heartbeat.doing("waiting for version 0")
+        self.wait_until(lambda: self.context.ledger.head() >= 0)
+        import_version_zero(self.context)
+
+    def work(self, look: Callable[[], T | None]) -> Iterator[T]:
+        """What ``look`` finds to do, until the run is finished. Waits while there is nothing."""
+        while not self.frontier.finished():
+            found = self.wait_until(lambda: look() or self.frontier.finished())
+            if found is not True:
+                self.heartbeat.doing(str(found))
+                yield found
+        self.finish(0)
+
+    def wait_until(self, look: Callable[[], Any]) -> Any:
+        """The first true value of ``look``. Raises TimeoutError when nothing in the run moves for ``roles.wait_s``."""
+        pause = FIRST_LOOK_S
+        while not (found := look()):
+            self.stop.check()
+            self._raise_failures()
+            self.context.prefetch_newest()
+            self._check_alive()
+            self.stop.wait(pause)
+            pause = min(pause * 1.5, LOOK_S)
+        self._moved.seconds("waiting", time.monotonic())  # there is work, so the run is alive
+        return found
+
+    def claimed(self) -> Rollout | Evaluation | None:
+        """The first thing to sample that nobody else has claimed and this process is not doing already."""
+        doing = [work for work, _ in self._running]
+        for work in self.frontier.sampling():
+            if work not in doing and self.claims.take(work.claims(self.run.run_id)):
+                return work
+        return None
+
+    @property
+    def at_once(self) -> int:
+        """Tasks that this generator runs at a time. One with pinned versions: its engine moves between two shards."""
+        return 1 if self.config.rollout.version == "oldest" else shards_at_once(self.config)
+
+    def start(self, work: Any, future: Any, at_once: int = 1) -> None:
+        """Let a submitted task run; returns when fewer than ``at_once`` do. Raises a task's own error."""
+        self._running.append((work, future))
+        self.finish(at_once - 1)
+
+    def finish(self, left: int) -> None:
+        """Wait until at most ``left`` tasks run."""
+        while len(self._running) > left:
+            self.stop.check()
+            self._raise_failures()
+            self._running[0][1].wait(0.2 if len(self._running) == 1 else 0.05)
+
+    def _raise_failures(self) -> None:
+        for work, future in [(w, f) for w, f in self._running if f.state.is_final()]:
+            self._running.remove((work, future))
+            raise_if_failed(str(work), future)
+            self.heartbeat.made()
+
+    def _check_alive(self) -> None:
+        limit, head = self.config.roles.wait_s, self.context.ledger.head()
+        waited = self._moved.seconds("waiting", head)
+        if waited > limit:
+            raise TimeoutError(
+                f"{self.role} of run {self.run.run_id!r}: nothing to do and no training step after {head - 1} for "
+                f"{waited:.0f} s (roles.wait_s={limit:g}): is the run's trainer at work? Start this role again with it"
+            )
+
+    def check_sole(self, batch: int) -> None:
+        """Raise LostRace when it was another trainer that committed training step ``batch``."""
+        entry = self.context.ledger.entry(batch)
+        if entry is not None and entry["attempt"] != self.context.attempt:
+            raise LostRace(
+                f"training step {batch} of run {self.run.run_id!r} was committed by another trainer (attempt "
+                f"{entry['attempt']}), which is at work: this one ({self.name}) stops: one trainer per run"
+            )
+
+    # How it ends ----------------------------------------------------------------------------------------------------
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is not None:
+            self.stop.set(f"{type(error).__name__}: {error}")
+            self._settle()
+        self._watcher.__exit__(None, None, None)
+        if self._context is not None:
+            self._context.close()
+            detach(self.run)
+            self.heartbeat.__exit__(None, None, None)
+        self.outcome = final_state(self.role, error)
+        return self.outcome is not None
+
+    def _settle(self, limit_s: float = 8.0) -> None:
+        deadline = time.monotonic() + limit_s
+        while any(not f.state.is_final() for _, f in self._running) and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def final_state(role: str, error: BaseException | None) -> State[Any] | None:
+    """The state that tells a coordinator and a person how a role ended; None: the flow fails with the error itself."""
+    if error is None:
+        return Completed(message=f"{role}: the run is finished")
+    if isinstance(error, Stopped):
+        preempted = error.reason == "SIGTERM"
+        return Crashed(name=PREEMPTED, message=str(error)) if preempted else Cancelled(message=str(error))
+    if isinstance(error, LostRace):
+        return Failed(name=SUPERSEDED, message=str(error))
+    if isinstance(error, REFUSALS):
+        return Failed(name=REFUSED, message=f"{type(error).__name__}: {error}")
+    return None

@@ -1,0 +1,171 @@
+"""What a run's stored objects say can be done now: the columns of the DAG, read from the store alone.
+
+Invariants:
+- Batch ``b`` is open from the commit of step ``b - S - 1`` to its own: the window of ``flows/grpo.py``, seen from
+  another process. A shard is due when what it is made of is published and it is not.
+- Everything asked for is an exact key; objects are immutable, so what was once found published is not asked again.
+- Only generators plan (they have the tokenizer); all others read plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from forge_core.runs.candidates import newest_candidate
+from forge_core.runs.context import RunContext
+from forge_core.runs.evaluation import evaluation_due
+from forge_core.runs.refilling import is_full, plan_refill
+from forge_core.runs.stages import ShardRef, sampling_version
+from forge_core.store import layout
+from forge_core.store.manifest import MANIFEST
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A shard to sample; ``version``: the oldest that may."""
+
+    batch: int
+    round: int
+    shard: int
+    version: int
+
+    def claims(self, run_id: str) -> str:
+        return layout.claims(run_id, self.batch, self.round, self.shard)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A version to evaluate; ``weights`` is the digest of its content."""
+
+    version: int
+    weights: str
+
+    def claims(self, run_id: str) -> str:
+        return layout.evaluation_claims(run_id, self.version, self.weights)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step to take."""
+
+    batch: int
+
+
+class Frontier:
+    """The work that is due in a run, as this process sees it now."""
+
+    def __init__(self, ctx: RunContext) -> None:
+        self._ctx = ctx
+        self._there: set[str] = set()  # keys
+        self._full: set[int] = set()  # batches that need no further round
+
+    def finished(self) -> bool:
+        return self._ctx.ledger.head() >= self._ctx.config.steps
+
+    def open_batches(self) -> range:
+        """The batches that may be worked on and are not trained yet; none before version 0."""
+        head, config = self._ctx.ledger.head(), self._ctx.config
+        return range(0) if head < 0 else range(head, min(head + config.max_staleness + 1, config.steps))
+
+    def sampling(self) -> Iterator[Rollout | Evaluation]:
+        """What generators can do, the oldest version first: with ``rollout.version: oldest`` an engine that took a
+        newer version could not go back."""
+        pinned = self._ctx.config.rollout.version == "oldest"
+        evaluations = list(self._evaluations())
+        yield from [] if pinned else evaluations
+        for batch in self.open_batches():
+            version = sampling_version(self._ctx, batch)
+            yield from [e for e in evaluations if pinned and e.version < version]
+            evaluations = [e for e in evaluations if not pinned or e.version >= version]
+            yield from self._rollouts(batch, version)
+        yield from evaluations if pinned else []
+
+    def unscored(self) -> Iterator[ShardRef]:
+        """Sampled shards without rewards."""
+        return (ref for batch in self.open_batches() for ref in self._without(batch, layout.rewards))
+
+    def unreferenced(self) -> Iterator[tuple[int, list[ShardRef]]]:
+        """Batches with shards that lack reference log-probabilities, and those shards. A batch that may be refilled is
+        due as a whole, when it is full: the reference computes the accepted groups only."""
+        if self._ctx.config.grpo.beta == 0:
+            return
+        for batch in self.open_batches():
+            if self._ctx.config.filters.dynamic_sampling and not self.full(batch):
+                continue
+            if missing := list(self._without(batch, layout.reference)):
+                yield batch, missing
+
+    def step(self) -> Step | None:
+        """The next training step, when everything that it consumes is there."""
+        head = self._ctx.ledger.head()
+        return Step(head) if 0 <= head < self._ctx.config.steps and self._trainable(head) else None
+
+    def _trainable(self, batch: int) -> bool:
+        ctx, stages = self._ctx, [layout.episodes, layout.rewards]
+        if not self._stored_plans(batch) or not self.full(batch):
+            return False
+        stages += [layout.reference] if ctx.config.grpo.beta > 0 else []
+        keys = (key(*shard) for key in stages for shard in self._shards(batch))
+        evaluated = not any(evaluation.version == batch for evaluation in self._evaluations())
+        return evaluated and all(map(self._is_published, keys))
+
+    def full(self, batch: int) -> bool:
+        """Whether ``batch`` has all of its rounds, sampled and scored."""
+        if batch not in self._full:
+            plans = self._stored_plans(batch)
+            if not plans or not self._scored(batch) or not is_full(self._ctx, plans):
+                return False
+            self._full.add(batch)
+        return True
+
+    def _scored(self, batch: int) -> bool:
+        return all(self._is_published(layout.rewards(*shard)) for shard in self._shards(batch))
+
+    def _rollouts(self, batch: int, version: int) -> Iterator[Rollout]:
+        ctx = self._ctx
+        plans = ctx.rounds(batch)
+        if self._scored(batch) and not self.full(batch):
+            plans.append(plan_refill(ctx, batch, plans))
+        for plan in plans:
+            for shard in range(len(plan["shards"])):
+                if not self._is_published(layout.episodes(ctx.run_id, batch, plan["round"], shard)):
+                    yield Rollout(batch, plan["round"], shard, version)
+
+    def _evaluations(self) -> Iterator[Evaluation]:
+        """The newest version where an evaluation of it is due, or the candidate of the last one."""
+        ctx = self._ctx
+        head = ctx.ledger.head()
+        if ctx.config.eval.prompts == 0 or head < 0 or head >= ctx.config.steps:
+            return
+        due = [Evaluation(head, ctx.weights_content(head))] if evaluation_due(ctx.config, head) else []
+        if head + 1 == ctx.config.steps and (found := newest_candidate(ctx, head + 1)):
+            due.append(Evaluation(head + 1, found["weights_digest"]))
+        for one in due:
+            if not self._is_published(layout.evaluation(ctx.run_id, one.version, one.weights)):
+                yield one
+
+    def _without(self, batch: int, stage: Any) -> Iterator[ShardRef]:
+        """The sampled shards of ``batch`` that have no object of ``stage``."""
+        for shard in self._shards(batch):
+            prefix, (_, _, round, number) = layout.episodes(*shard), shard
+            if self._is_published(prefix) and not self._is_published(stage(*shard)):
+                manifest = self._ctx.store.open_published(prefix).manifest
+                yield ShardRef(batch, number, prefix, manifest.content, round)
+
+    def _shards(self, batch: int) -> list[tuple[str, int, int, int]]:
+        """Run, batch, round and shard of everything planned for ``batch`` so far."""
+        plans = self._stored_plans(batch)
+        return [(self._ctx.run_id, batch, p["round"], s) for p in plans for s in range(len(p["shards"]))]
+
+    def _stored_plans(self, batch: int) -> list[dict[str, Any]]:
+        return self._ctx.rounds(batch) if self._exists(layout.plan(self._ctx.run_id, batch, 0)) else []
+
+    def _is_published(self, prefix: str) -> bool:
+        return self._exists(prefix + MANIFEST)
+
+    def _exists(self, key: str) -> bool:
+        if key not in self._there and self._ctx.store.exists(key):
+            self._there.add(key)
+        return key in self._there

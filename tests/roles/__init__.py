@@ -1,0 +1,1 @@
+"""Runs on several processes that meet in the store alone."""
