@@ -23,7 +23,7 @@ from typing import Any
 from forge_core.data.cursor import Cursor
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, render, split_holdout
 from forge_core.devices import Placement, alone, place, visible_gpus
-from forge_core.evaluation.suite import heldout_prompts
+from forge_core.evaluation.suite import heldout_prompts, policy_digest
 from forge_core.generation.base import Generator
 from forge_core.models.scratch import check_encodable
 from forge_core.observability.best_effort import BestEffort
@@ -183,6 +183,10 @@ class RunContext:
     def weights_content(self, version: int) -> str:
         """Content digest of a version's weights. Raises CorruptObject when they are not those that were committed."""
         return self._weights_manifest(version).content
+
+    def policy_digest(self, version: int) -> str:
+        """What evaluations know a version's weights by."""
+        return policy_digest(self._weights_manifest(version).files)
 
     def _weights_manifest(self, version: int) -> Manifest:
         manifest = self.store.open_published(self._weights_prefix(version)).manifest

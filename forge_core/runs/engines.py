@@ -4,33 +4,50 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from forge_core.config import RunConfig
+    from forge_core.devices import Placement
     from forge_core.generation.base import Generator
-    from forge_core.runs.context import RunContext
 
 SHARED_MEMORY = 0.4  # of a GPU that the trainer uses too, where generator.engine_args does not say
 OWN_MEMORY = 0.9
 
 
-def build_generator(ctx: RunContext, version: int) -> Generator:
+class Host(Protocol):
+    """Who loads an engine: a run (``RunContext``), or an evaluation. ``weights_dir`` gives the folder of a version."""
+
+    run_id: str
+    attempt: str
+
+    @property
+    def config(self) -> RunConfig: ...
+    @property
+    def placement(self) -> Placement: ...
+    @property
+    def cpu_threads(self) -> int: ...
+    def weights_dir(self, version: int) -> Path: ...
+    def device(self, role: str) -> str: ...
+
+
+def build_generator(ctx: Host, version: int) -> Generator:
     """The engine of ``generator.backend``, loaded with ``version``."""
     return _vllm(ctx, version) if ctx.config.generator.backend == "vllm" else _embedded(ctx, version)
 
 
-def takes_turns(ctx: RunContext) -> bool:
+def takes_turns(ctx: Host) -> bool:
     """Whether generator and trainer use one GPU one after the other (vLLM sleeps while the trainer works)."""
     config = ctx.config.generator
     return config.backend == "vllm" and config.sharing == "sleep" and ctx.placement.shared
 
 
-def logs_folder(ctx: RunContext) -> Path:
+def logs_folder(ctx: Host) -> Path:
     """Where the child processes of this process write their logs."""
     return Path(tempfile.gettempdir()) / f"forge-{ctx.run_id}-{ctx.attempt}"
 
 
-def _embedded(ctx: RunContext, version: int) -> Generator:
+def _embedded(ctx: Host, version: int) -> Generator:
     from forge_core.generation.hf import HFGenerator
 
     g = ctx.config.generator
@@ -44,7 +61,7 @@ def _embedded(ctx: RunContext, version: int) -> Generator:
     )
 
 
-def _vllm(ctx: RunContext, version: int) -> Generator:
+def _vllm(ctx: Host, version: int) -> Generator:
     from forge_core.generation.vllm import VLLMGenerator
     from forge_core.generation.vllm_settings import VLLMSettings
 

@@ -34,7 +34,7 @@ def evaluation_due(config: RunConfig, batch: int) -> bool:
 
 
 def evaluation_requests(ctx: RunContext, version: int) -> list[GenerationRequest]:
-    """``eval.samples`` requests per held-out prompt that fits; ids are ``<run_id>/eval-<version>/<prompt>/<sample>``."""
+    """What an evaluation asks for; ids are ``<run_id>/eval-<version>/<prompt>/<sample>``."""
     return suite_requests(ctx.config, ctx.heldout, ctx.encode, f"{ctx.run_id}/eval-{version:08d}", version)
 
 
@@ -43,27 +43,30 @@ def evaluate(ctx: RunContext, version: int) -> str:
     weights = ctx.weights_content(version)
     prefix = layout.evaluation(ctx.run_id, version, weights)
     requests = evaluation_requests(ctx, version)
-    request = identity(weights, requests, ctx.heldout, reward_identity(ctx.config))
+    request = identity(ctx.policy_digest(version), requests, ctx.heldout, reward_identity(ctx.config))
     if ctx.store.published(prefix):
         return ctx.store.open_published(prefix, request=request).manifest.prefix
-    started = time.monotonic()
-    rows = _sample(ctx, version, requests)
+    rows, seconds = _sample(ctx, version, requests)
     episodes = [episode_of(row) for row in rows]
     graded = grade(ctx, episodes)
     files = {EPISODES_FILE: episodes_bytes(rows), REWARDS_FILE: rewards_bytes(episodes, graded)}
-    provenance = {"seconds": time.monotonic() - started, "policy_version": version}
+    tokens = sum(len(e.response_ids) for e in episodes)
+    provenance = {"seconds": seconds, "tokens": tokens, "policy_version": version}
     return ctx.store.publish(prefix, files, request=request, provenance=provenance).prefix
 
 
-def _sample(ctx: RunContext, version: int, requests: list[GenerationRequest]) -> list[dict]:
+def _sample(ctx: RunContext, version: int, requests: list[GenerationRequest]) -> tuple[list[dict], float]:
+    """The rows of the answered requests, and the seconds that the engine worked."""
     if ctx.config.rollout.version == "oldest":
         ctx.rollouts.wait_before(min(version + ctx.config.max_staleness, ctx.config.steps), ctx.stop)
     with ctx.sampling(version) as engine:
+        started = time.monotonic()
         completions = engine.generate(requests, stop=ctx.stop, deadline_s=ctx.config.rollout.deadline_s)
+        seconds = time.monotonic() - started
     wrong = {c.metadata["policy_version"] for c in completions} - {version}
     if wrong:
         raise RuntimeError(f"the evaluation of version {version} was sampled by versions {sorted(wrong)}")
-    return answered_rows(requests, ctx.heldout, completions)
+    return answered_rows(requests, ctx.heldout, completions), seconds
 
 
 def evaluation_metrics(ctx: RunContext, version: int) -> dict[str, float]:

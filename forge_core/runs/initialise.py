@@ -21,6 +21,7 @@ from forge_core.data.cursor import Cursor, next_rows
 from forge_core.data.prompts import PromptSet, load_prompts, render, split_holdout
 from forge_core.engine_thread import EngineThread
 from forge_core.models.imports import import_model_code
+from forge_core.models.probe import PROBE
 from forge_core.runs.context import RunContext
 from forge_core.runs.record import now
 from forge_core.store import digest, layout
@@ -49,6 +50,8 @@ def _publish_version_zero(ctx: RunContext) -> None:
         folder, metrics = initial_model(ctx, Path(scratch))
         prefix = layout.weights(ctx.run_id, 0, ctx.attempt)
         files = {f.name: f for f in sorted(folder.iterdir()) if f.suffix in MODEL_FILES}
+        if ctx.config.warm_start is None:  # a probe beside a model that this run did not train is of unknown weights
+            files.pop(PROBE, None)
         request = digest({"stage": "weights", "model": _identity(ctx.config), "run": ctx.run_id})
         manifest = ctx.store.publish(prefix, files, request=request)
     entry = {
@@ -85,14 +88,13 @@ def initial_model(ctx: RunContext, scratch: Path) -> tuple[Path, dict[str, float
 
 def base_model(config: RunConfig, scratch: Path) -> Path:
     """The folder of the configured model: made in ``scratch``, or the local snapshot of a pretrained one."""
-    from forge_core.models.resolve import resolve_model
     from forge_core.models.scratch import create
+    from forge_core.models.stored import configured_model
 
     if isinstance(config.model, ScratchModel):
         create(config.model, config.run.seed, scratch)
         return scratch
-    assert config.model is not None
-    return resolve_model(config.model)
+    return configured_model(config)
 
 
 def _warm_start(ctx: RunContext, warm: WarmStartSection, base: Path, target: Path) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from forge_core.config import RunConfig
@@ -44,10 +43,9 @@ def model_shape(config: RunConfig) -> ModelShape:
     if isinstance(model, ScratchModel):
         sizes = model.model_dump()
         return _shape(sizes, model.num_layers, len(model.vocabulary) + 2, model.architecture == "qwen3")
-    from forge_core.models.resolve import resolve_model
+    from forge_core.models.stored import configured_model
 
-    assert model is not None
-    hf = json.loads((Path(resolve_model(model)) / "config.json").read_text())
+    hf = json.loads((configured_model(config) / "config.json").read_text())
     heads = hf["num_attention_heads"]
     sizes = {
         **hf,

@@ -61,12 +61,11 @@ def _check_characters(prompts: list[Prompt], model: ScratchModel, key: str, *, t
 
 def _token_counter(config: RunConfig) -> Callable[[str], int] | None:
     """Tokens of a text; None where that cannot be known without loading transformers."""
-    from forge_core.models.resolve import resolve_model
+    from forge_core.models.stored import configured_model
 
     if isinstance(config.model, ScratchModel):
         return len  # a token a character
-    assert config.model is not None
-    file = Path(resolve_model(config.model)) / "tokenizer.json"
+    file = configured_model(config) / "tokenizer.json"
     if not file.exists():
         return None
     from tokenizers import Tokenizer

@@ -1,0 +1,1 @@
+"""Evaluation of policies on held-out prompts: what is sampled, what the results say, and whether to promote."""

@@ -1,0 +1,178 @@
+"""Evaluating a policy: sample the held-out prompts, grade the answers, store them under the digest of what was asked.
+
+Invariants:
+- ``evaluations/<identity>/`` is one evaluation for ever, whoever asks for it: what exists is not done again, and what a
+  run did while it trained is taken over as it is.
+- Everything that can be wrong with the configuration is found before an engine is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from forge_core.config import ConfigError, RunConfig
+from forge_core.data.prompts import Prompt, load_prompts, render
+from forge_core.data_model import GenerationRequest
+from forge_core.devices import Placement, alone, place, visible_gpus
+from forge_core.evaluation.policies import Policy
+from forge_core.evaluation.suite import answered_rows, heldout_prompts, identity, suite_requests
+from forge_core.models.scratch import check_encodable
+from forge_core.rewards.actor import RewardActor
+from forge_core.rewards.resolve import RewardError
+from forge_core.runs.checks import check_run
+from forge_core.runs.engines import build_generator
+from forge_core.runs.episodes import EPISODES_FILE, REWARDS_FILE, episode_of, episodes_bytes, rewards_bytes
+from forge_core.runs.stages import reward_identity, reward_item
+from forge_core.stop import StopToken
+from forge_core.store import Ledger, Store, layout
+
+
+def evaluate_policy(
+    store: Store, config: RunConfig, policy: Policy, stop: StopToken, note: Callable[[str], None]
+) -> str:
+    """The prefix of the evaluation of ``policy`` that ``config`` describes, made now unless it exists. Raises
+    ConfigError, DataError, ModelError, RewardError before any work, and Stopped."""
+    work = _Work(store, config, policy, stop)
+    if store.published(work.prefix):
+        note(f"{policy.name}: evaluated before: {work.prefix}")
+    elif work.take_over():
+        note(f"{policy.name}: evaluated by its run: {work.prefix}")
+    else:
+        note(f"{policy.name}: evaluating {len(work.requests)} responses to {len(work.prompts)} prompts")
+        work.do()
+    return work.prefix
+
+
+def evaluation_prefix(store: Store, config: RunConfig, policy: Policy) -> str:
+    """Where the evaluation of ``policy`` lies, or will."""
+    return _Work(store, config, policy, StopToken()).prefix
+
+
+class _Work:
+    """One evaluation; a ``Host`` of the engine that samples it."""
+
+    def __init__(self, store: Store, config: RunConfig, policy: Policy, stop: StopToken) -> None:
+        if config.eval.prompts == 0:
+            raise ConfigError("eval.prompts: is 0, so there is nothing to evaluate: set it, such as eval.prompts=256")
+        self._store, self._policy, self._stop = store, policy, stop
+        self.folder = policy.folder(store)
+        changes = {"model": str(self.folder), "warm_start": None, "store": store.uri}
+        self.config = alone(config.model_copy(update=changes), "generator")
+        check_run(self.config)
+        self.run_id, self.attempt = f"evaluation-{policy.digest[:12]}", uuid.uuid4().hex[:8]
+
+    # What is asked ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def prompts(self) -> list[Prompt]:
+        assert self.config.dataset is not None
+        return heldout_prompts(self.config, load_prompts(self.config.dataset, seed=self.config.run.seed))
+
+    @cached_property
+    def requests(self) -> list[GenerationRequest]:
+        from transformers import AutoTokenizer
+
+        tokenizer, section = AutoTokenizer.from_pretrained(self.folder), self.config.dataset
+        assert section is not None
+
+        def encode(prompt: Prompt) -> list[int]:
+            text = "".join(message["content"] for message in prompt.messages)
+            check_encodable(tokenizer, text, f"dataset.path: row {prompt.row},")
+            return render(prompt, tokenizer, section.chat_template)
+
+        found = suite_requests(self.config, self.prompts, encode, f"evaluation/{self._policy.digest[:12]}", 0)
+        if not found:
+            raise ConfigError(
+                f"eval.prompts: no held-out prompt of {section.path} fits into {self.config.max_prompt_tokens} tokens: "
+                "raise training.seq_len or eval.holdout, or name a split with eval.split"
+            )
+        return found
+
+    @cached_property
+    def identity(self) -> str:
+        return identity(self._policy.digest, self.requests, self.prompts, reward_identity(self.config))
+
+    @property
+    def prefix(self) -> str:
+        return layout.evaluation_of(self.identity)
+
+    # How it is done -----------------------------------------------------------------------------------------------
+
+    def take_over(self) -> bool:
+        """Publish what the run of this version has sampled and graded already, if it asked for the same."""
+        version = self._policy.version
+        if version is None:
+            return False
+        ledger = Ledger(self._store, version.run_id)
+        entry = ledger.entry(version.version - 1) if version.version else ledger.init()
+        assert entry is not None
+        theirs = layout.evaluation(version.run_id, version.version, entry["weights_digest"])
+        if not self._store.published(theirs):
+            return False
+        published = self._store.open_published(theirs)
+        if published.manifest.request != self.identity:
+            return False
+        files = {name: published.read(name) for name in (EPISODES_FILE, REWARDS_FILE)}
+        self._publish(files, {**published.manifest.provenance, "taken_from": theirs})
+        return True
+
+    def do(self) -> None:
+        """Sample, grade, publish."""
+        rewards = RewardActor.from_config(self.config.rewards)
+        try:
+            rows, seconds = self._sample()
+            episodes = [episode_of(row) for row in rows]
+            graded = rewards.grade_many([reward_item(e) for e in episodes], stop=self._stop)
+        finally:
+            rewards.close()
+        if failed := [g for g in graded if g.reward is None]:
+            _refuse_outage(self.config, len(failed) / len(graded), failed[0].error)
+        files = {EPISODES_FILE: episodes_bytes(rows), REWARDS_FILE: rewards_bytes(episodes, graded)}
+        tokens = sum(len(e.response_ids) for e in episodes)
+        self._publish(files, {"seconds": seconds, "tokens": tokens, "backend": self.config.generator.backend})
+
+    def _sample(self) -> tuple[list[dict[str, Any]], float]:
+        """The rows of the answered requests, and the seconds that the engine worked (loading it not counted)."""
+        engine = build_generator(self, 0)
+        try:
+            deadline, started = self.config.rollout.deadline_s, time.monotonic()
+            completions = engine.generate(self.requests, stop=self._stop, deadline_s=deadline)
+            seconds = time.monotonic() - started
+        finally:
+            engine.shutdown()
+        return answered_rows(self.requests, self.prompts, completions), seconds
+
+    def _publish(self, files: dict[str, bytes], provenance: dict[str, Any]) -> None:
+        version = self._policy.version
+        about = {"policy": self._policy.name, "version": str(version or ""), "asked": len(self.requests)}
+        self._store.publish(self.prefix, files, request=self.identity, provenance={**provenance, **about})
+
+    # The host of the engine ---------------------------------------------------------------------------------------
+
+    def weights_dir(self, version: int) -> Path:
+        return self.folder
+
+    @cached_property
+    def placement(self) -> Placement:
+        return place(self.config, visible_gpus())
+
+    @cached_property
+    def cpu_threads(self) -> int:
+        return len(os.sched_getaffinity(0))
+
+    def device(self, role: str) -> str:
+        return self.placement.device(role)
+
+
+def _refuse_outage(config: RunConfig, share: float, error: str | None) -> None:
+    if share > config.rewards.max_error_share:
+        raise RewardError(
+            f"{share:.0%} of the grades of an evaluation failed, more than rewards.max_error_share="
+            f"{config.rewards.max_error_share}; the first: {error}"
+        )
