@@ -4,10 +4,10 @@ Guarantees:
 - A checkpoint holds everything that decides the next step: float32 parameters, optimizer state, the step (which fixes
   the learning rate), torch's random state, and whatever JSON the caller adds.
 - Loading is all or nothing in names and shapes: a checkpoint of another model is an error and changes nothing.
-- Tensors are in torch's distributed checkpoint format: every rank writes its part, and a later run may load them with
-  other ranks.
+- Tensors are in torch's distributed checkpoint format over safetensors: every rank writes its part, and a later run may
+  load them with other ranks. No file is a pickle (torch's own format has its index in one).
 
-Files: ``.metadata`` and ``__<rank>_<n>.distcp`` (tensors), ``trainer.json`` (the rest).
+Files: ``shard-<rank>-model-<n>-of-<n>.safetensors`` (tensors), ``trainer.json`` (the rest).
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from forge_core.training.collectives import gathered
 
 STATE = "trainer.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 def save_checkpoint(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Write ``tensors`` and ``state`` (JSON-able, else TypeError) to ``folder``, which is made if need be."""
     text = json.dumps({"format": _FORMAT, **state}, sort_keys=True)
     folder.mkdir(parents=True, exist_ok=True)
-    dcp.save({**tensors, **_random_state()}, storage_writer=dcp.FileSystemWriter(folder))
+    dcp.save(
+        {**tensors, **_random_state()}, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    )
     if dist.get_rank() == 0:
         (folder / STATE).write_text(text + "\n")
 
@@ -54,7 +57,7 @@ def load_checkpoint(
     wanted = {**tensors, **random}
     shapes = gathered({name: tuple(tensor.shape) for name, tensor in wanted.items()}, stages)
     _check_same(folder, stored, {name: shape for part in shapes for name, shape in part.items()})
-    dcp.load(wanted, storage_reader=dcp.FileSystemReader(folder))
+    dcp.load(wanted, storage_reader=HuggingFaceStorageReader(str(folder)))
     torch.set_rng_state(random["random.cpu"])
     if "random.cuda" in random:
         torch.cuda.set_rng_state(random["random.cuda"])
@@ -69,7 +72,7 @@ def _random_state() -> dict[str, Tensor]:
 
 
 def _stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     return {name: tuple(getattr(metadata, "size", ())) for name, metadata in stored.items()}
 
 
