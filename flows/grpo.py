@@ -11,6 +11,7 @@ from typing import Any
 
 from prefect import flow
 
+from flows.parameters import ConfigParameter
 from flows.session import Session, new_session, resumed_session, run_name
 from flows.window import Window
 from forge_core.config import RunConfig
@@ -20,8 +21,13 @@ from tasks import STAGES, Stages, initialise
 
 
 @flow(name="grpo", flow_run_name=run_name)
-def grpo(config: RunConfig | str, overrides: dict[str, Any] | None = None) -> Any:
-    """Train a language model with GRPO. ``config``: a YAML file or the values; ``overrides``: dotted keys to values."""
+def grpo(config: ConfigParameter, overrides: dict[str, Any] | None = None) -> Any:
+    """Train a language model with GRPO.
+
+    Args:
+        config: a file of configs/, another YAML file, or all values.
+        overrides: keys to change, dotted, to their values, such as {"steps": 20, "training.learning_rate": 0.0001}.
+    """
     with new_session(config, overrides or {}) as session:
         train_policy(session)
     return session.outcome

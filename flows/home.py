@@ -17,6 +17,8 @@ QUIET = {
     "PREFECT_CLI_PROMPT": "false",
 }
 
+DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+
 
 class ServerError(RuntimeError):
     """No Prefect server could be reached or started; the message says what to do."""
@@ -65,10 +67,22 @@ def server_environment(home: Path, database: Path, url: str) -> dict[str, str]:
     own = {
         "PREFECT_HOME": str(home),
         "PREFECT_API_URL": url,
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{database}",
+        DATABASE: f"sqlite+aiosqlite:///{database}",
         "PREFECT_SERVER_MEMO_STORE_PATH": str(database.with_suffix(".memo.toml")),
         "PREFECT_SERVER_UI_API_URL": url,
         "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(home / "ui"),
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     }
     return inherited | QUIET | own
+
+
+def operated_environment(home: Path, url: str) -> dict[str, str]:
+    """Environment of a server that an operator starts: their own ``PREFECT_SERVER_`` settings hold (PostgreSQL,
+    authentication). Leases of concurrency limits are files: in memory, Prefect's default, a restart of the server
+    loses them, and the runs that hold them crash."""
+    settings = {k: v for k, v in os.environ.items() if k.startswith("PREFECT_SERVER_")}
+    lasting = {
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        "PREFECT_SERVER_UI_API_URL": "/api",  # whatever name or tunnel the browser came by
+    }
+    return server_environment(home, home / "prefect.db", url) | lasting | settings

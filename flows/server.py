@@ -33,9 +33,20 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.home import QUIET, ServerError, forge_home, free_database, lock_file, prepare_home, server_environment
+from flows.home import (
+    DATABASE,
+    QUIET,
+    ServerError,
+    forge_home,
+    free_database,
+    lock_file,
+    operated_environment,
+    prepare_home,
+    server_environment,
+)
 
 START_TIMEOUT_S = 180.0
+LOOPBACK = "127.0.0.1"
 PROCESS = Path(__file__).with_name("server_process.py")
 
 # A child serves one flow and no deployments, so the services that look after schedules, late runs and automations
@@ -81,6 +92,15 @@ class ServerHandle:
 
 def ensure_server(home: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) -> ServerHandle:
     """Return a server that answers, and point Prefect in this process at it. Raises :class:`ServerError`."""
+    home = forge_home(home)
+    return running_server(home) or _use(_start_child(home, timeout_s), home)
+
+
+def running_server(home: Path | None = None) -> ServerHandle | None:
+    """The server that others started (1 or 2 above), with Prefect in this process pointed at it; None without one.
+
+    Raises :class:`ServerError` when PREFECT_API_URL names a server that does not answer.
+    """
     os.environ.update(QUIET)
     configured = os.environ.get("PREFECT_API_URL")
     if configured:
@@ -89,33 +109,36 @@ def ensure_server(home: Path | None = None, *, timeout_s: float = START_TIMEOUT_
         return ServerHandle(configured, os.environ.get("PREFECT_UI_URL") or _ui_url(configured))
     home = forge_home(home)
     shared = _server_of_home(home)
-    if shared:
-        return _use(ServerHandle(shared, _ui_url(shared)), home)
-    return _use(_start_child(home, timeout_s), home)
+    return _use(ServerHandle(shared, _ui_url(shared)), home) if shared else None
 
 
-def serve(home: Path | None = None, port: int = 4200) -> None:
+def serve(home: Path | None = None, host: str = LOOPBACK, port: int = 4200) -> None:
     """Become the server of this Forge home: runs in the foreground until it is stopped, and does not return.
 
-    Runs that start meanwhile use it. Raises :class:`ServerError` when the port or the home's database is taken.
+    Runs that start meanwhile use it. The operator's own ``PREFECT_SERVER_`` settings hold. Raises
+    :class:`ServerError` when the port or the home's database is taken.
     """
     home = forge_home(home)
     prepare_home(home)
+    descriptors = [] if DATABASE in os.environ else [_lock_database(home)]
+    try:
+        listener = _listen(port, host)
+    except OSError as error:
+        raise ServerError(f"port {port} on {host} cannot be used ({error}): choose another --port or --host") from error
+    url = _api_url(listener)
+    (home / "server.json").write_text(json.dumps({"url": url, "pid": os.getpid()}))
+    print(f"Prefect UI: {_ui_url(url)}\nfor workers and the prefect command: export PREFECT_API_URL={url}", flush=True)
+    for descriptor in (*descriptors, listener.fileno()):
+        os.set_inheritable(descriptor, True)
+    command = [sys.executable, "-P", str(PROCESS), str(listener.fileno()), "0"]
+    os.execve(sys.executable, command, operated_environment(home, url))
+
+
+def _lock_database(home: Path) -> int:
     lock = lock_file(home / "prefect.lock")
     if lock is None:
         raise ServerError(f"{home / 'prefect.db'} is in use by the server of a run: start this one when it has ended")
-    try:
-        listener = _listen(port)
-    except OSError as error:
-        raise ServerError(f"port {port} on 127.0.0.1 cannot be used ({error}): choose another one") from error
-    url = _api_url(listener)
-    record = {"url": url, "pid": os.getpid()}
-    (home / "server.json").write_text(json.dumps(record))
-    print(f"Prefect UI: {_ui_url(url)}   database: {home / 'prefect.db'}", flush=True)
-    for descriptor in (lock, listener.fileno()):
-        os.set_inheritable(descriptor, True)
-    environment = server_environment(home, home / "prefect.db", url)
-    os.execve(sys.executable, [sys.executable, "-P", str(PROCESS), str(listener.fileno()), "0"], environment)
+    return lock
 
 
 def _start_child(home: Path, timeout_s: float) -> ServerHandle:
@@ -252,16 +275,18 @@ def _answers(url: str, timeout_s: float) -> bool:
         return False
 
 
-def _listen(port: int) -> socket.socket:
+def _listen(port: int, host: str = LOOPBACK) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
+    listener.bind((host, port))
     listener.listen(128)
     return listener
 
 
 def _api_url(listener: socket.socket) -> str:
-    return f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+    """The address for processes of this machine."""
+    host, port = listener.getsockname()
+    return f"http://{LOOPBACK if host == '0.0.0.0' else host}:{port}/api"
 
 
 def _ui_url(api_url: str) -> str:

@@ -1,0 +1,83 @@
+"""What the server does by itself: crashed runs are found and started again, new data is trained on.
+
+Invariants:
+- A run of ours that was alive and is silent for ``SILENCE`` has crashed: nobody is left who could say so when worker
+  and flow were both killed. Runs without the tag ``forge`` are left alone; ours send a heartbeat every 30 s.
+- A crashed run with the tag ``restart-after-crash`` is scheduled again: the same flow run, so the same parameters. The
+  flow goes on with its stored run, and fails instead of crashing when that leads nowhere, which ends the circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from uuid import UUID
+
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ActionTypes, ChangeFlowRunState, RunDeployment
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+SILENCE = timedelta(seconds=90)
+HEARTBEAT, CRASHED = "prefect.flow-run.heartbeat", "prefect.flow-run.Crashed"
+ENDED = ("Completed", "Failed", "Cancelled", "Crashed")
+RETRAIN = "retrain/nightly"
+RETRAIN_EVENTS = ("forge.data.new", "forge.eval.regressed")
+
+
+def automations(deployments: Mapping[str, UUID]) -> list[AutomationCore]:
+    """All of them; ``deployments``: ids by full name."""
+    found = [_silent_runs(), _crashed_runs()]
+    if RETRAIN in deployments:
+        found.append(_retraining(deployments[RETRAIN]))
+    return found
+
+
+def _silent_runs() -> AutomationCore:
+    return _automation(
+        "forge: silent runs have crashed",
+        "A run without a heartbeat for 90 seconds is marked Crashed.",
+        EventTrigger(
+            match={"prefect.resource.id": ["prefect.flow-run.*"]},
+            match_related=_tag("forge"),
+            for_each={"prefect.resource.id"},
+            after={HEARTBEAT},
+            expect={HEARTBEAT, *(f"prefect.flow-run.{state}" for state in ENDED)},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=SILENCE,
+        ),
+        ChangeFlowRunState(state=StateType.CRASHED, message="no heartbeat: worker and flow are gone"),
+    )
+
+
+def _crashed_runs() -> AutomationCore:
+    return _automation(
+        "forge: crashed runs start again",
+        "A crashed run with the tag restart-after-crash is scheduled again and goes on where it was.",
+        EventTrigger(
+            match={"prefect.resource.id": ["prefect.flow-run.*"]},
+            match_related=_tag("restart-after-crash"),
+            for_each={"prefect.resource.id"},
+            expect={CRASHED},
+            posture=Posture.Reactive,
+            threshold=1,
+        ),
+        ChangeFlowRunState(state=StateType.SCHEDULED, message="started again after a crash", force=True),
+    )
+
+
+def _retraining(deployment: UUID) -> AutomationCore:
+    return _automation(
+        "forge: new data or a worse evaluation starts a retraining",
+        f"Runs {RETRAIN} on the events {' and '.join(RETRAIN_EVENTS)}.",
+        EventTrigger(expect=set(RETRAIN_EVENTS), posture=Posture.Reactive, threshold=1),
+        RunDeployment(deployment_id=deployment),
+    )
+
+
+def _tag(name: str) -> dict[str, list[str]]:
+    return {"prefect.resource.id": [f"prefect.tag.{name}"], "prefect.resource.role": ["tag"]}
+
+
+def _automation(name: str, description: str, trigger: EventTrigger, action: ActionTypes) -> AutomationCore:
+    return AutomationCore(name=name, description=description, enabled=True, trigger=trigger, actions=[action])
