@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,13 +30,15 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class S3Server:
-    """Where the server listens, and two of its users: one may do anything, one only read and write in its buckets."""
+    """Where the server listens, and its users: one may do anything, one read and write in its buckets, one only read."""
 
     endpoint: str
     access_key: str = "forge-admin"
     secret_key: str = "forge-admin-secret"
     plain_access_key: str = "forge-plain"
     plain_secret_key: str = "forge-plain-secret"
+    reader_access_key: str = "forge-reader"
+    reader_secret_key: str = "forge-reader-secret"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -52,6 +55,11 @@ class S3Server:
         keys = {"AWS_ACCESS_KEY_ID": self.plain_access_key, "AWS_SECRET_ACCESS_KEY": self.plain_secret_key}
         return {**self.environment, **keys}
 
+    @property
+    def reader_environment(self) -> dict[str, str]:
+        keys = {"AWS_ACCESS_KEY_ID": self.reader_access_key, "AWS_SECRET_ACCESS_KEY": self.reader_secret_key}
+        return {**self.environment, **keys}
+
 
 def _users(server: S3Server) -> dict[str, object]:
     def user(name: str, access_key: str, secret_key: str, actions: list[str]) -> dict[str, object]:
@@ -65,6 +73,7 @@ def _users(server: S3Server) -> dict[str, object]:
         "identities": [
             user("admin", server.access_key, server.secret_key, ["Admin", "Read", "Write", "List", "Tagging"]),
             user("plain", server.plain_access_key, server.plain_secret_key, ["Read", "Write", "List", "Tagging"]),
+            user("reader", server.reader_access_key, server.reader_secret_key, ["Read", "List"]),
         ]
     }
 
@@ -87,13 +96,13 @@ def _weed() -> str:
     return found
 
 
-def _command(folder: Path, port: int) -> list[str]:
+def _command(folder: Path, port: int, volumes: int) -> list[str]:
     names = [f"{part}.port{kind}" for part in ("master", "volume", "filer") for kind in ("", ".grpc")]
     ports = [f"-{name}={free}" for name, free in zip([*names, "s3.port.grpc"], _free_ports(7), strict=True)]
     return [
         *(_weed(), "server", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", *ports),
         *(f"-s3.port={port}", f"-s3.config={folder / 'users.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"),
-        *("-s3.iam=false", "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=64"),
+        *("-s3.iam=false", "-master.telemetry=false", "-master.volumeSizeLimitMB=64", f"-volume.max={volumes}"),
         *("-volume.preStopSeconds=0", "-volume.minFreeSpace=100MiB"),
     ]
 
@@ -132,16 +141,16 @@ def _wait_until_ready(server: S3Server, process: subprocess.Popen[bytes], log: P
             time.sleep(0.1)
 
 
-@pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    folder = tmp_path_factory.mktemp("seaweedfs")
+@contextmanager
+def seaweedfs(folder: Path, volumes: int = 64) -> Iterator[S3Server]:
+    """A server of its own that keeps its objects in ``folder``, in at most ``volumes`` volumes of 64 MB."""
     (port,) = _free_ports(1)
     server = S3Server(f"http://127.0.0.1:{port}")
     (folder / "users.json").write_text(json.dumps(_users(server)))
     log = folder / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            _command(folder, port),
+            _command(folder, port, volumes),
             cwd=folder,
             env={**os.environ, "HOME": str(folder)},
             stdout=output,
@@ -154,6 +163,12 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from flows.commands.common import committed_version, stored_run
 from forge_core.config import ConfigError
+from forge_core.models.probe import PROBE
 from forge_core.runs.record import RunRecord
 from forge_core.runs.versions import best_version
 from forge_core.store import Ledger, Store
+from forge_core.weights.host_cache import lease_published
 
 
 def export(args: argparse.Namespace) -> int:
@@ -25,7 +27,9 @@ def export(args: argparse.Namespace) -> int:
         raise _deleted(store, ledger, record, version)
     partial = target.with_name(target.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(store.local_dir(prefix), partial, copy_function=shutil.copyfile)  # stored files are read-only
+    others = shutil.ignore_patterns(PROBE)  # it would be wrong as soon as somebody changes the weights
+    lease = lease_published(store, prefix)
+    shutil.copytree(lease.folder, partial, ignore=others, copy_function=shutil.copyfile)  # not read-only
     partial.rename(target)
     print(f"version {version} of {record.run_id} written to {target}")
     return 0

@@ -13,6 +13,7 @@ from forge_core.rewards.resolve import needs_answer, resolve
 from forge_core.runs.prompt_checks import check_prompts
 from forge_core.runs.record import RunRecord, code_digests
 from forge_core.store import Ledger, Store
+from forge_core.weights.host_cache import keep_published
 
 
 def check_run(config: RunConfig) -> list[str]:
@@ -26,7 +27,8 @@ def with_stored_model(store: Store, run_id: str, config: RunConfig) -> RunConfig
     ledger = Ledger(store, run_id)
     if ledger.init() is None:
         return config
-    return config.model_copy(update={"model": str(store.local_dir(ledger.weights_prefix(0))), "warm_start": None})
+    model = keep_published(store, ledger.weights_prefix(0))
+    return config.model_copy(update={"model": str(model), "warm_start": None})
 
 
 def check_role(store: Store, record: RunRecord, role: str) -> list[str]:

@@ -5,7 +5,10 @@ A path is a key that ``check_key`` accepted, below the root of the backend. Ever
   nothing. ``nonce`` is unique to the call: a writer whose reply was lost still learns that it won.
 - ``write``: replaces whole or not at all; for names that hold the digest of their content, and for advice.
 - ``read``, ``read_range`` and ``download`` raise ``NotFound``; a range ends where the object ends at the latest.
-  ``delete`` of a missing path does nothing; ``list`` gives the paths below a folder ("" is the root), never cached.
+  ``delete`` of a missing path does nothing; ``list`` gives the paths below a folder ("" is the root) with their sizes
+  in bytes, ``folders`` the names of the folders directly below it; neither is cached.
+- ``now`` and ``written_at`` (raises ``NotFound``) are seconds on one clock, the service's, whichever machine asks.
+- ``unfinished`` is what writers began and did not finish, killed ones among them: no object, but it takes space.
 - Failures of the service are ``StoreError``s that name the path and the remedy; passing ones are tried again first.
 - Everything may be called from many threads at once.
 """
@@ -13,12 +16,24 @@ A path is a key that ``check_key`` accepted, below the root of the backend. Ever
 from __future__ import annotations
 
 import builtins
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from forge_core.store.errors import StoreError
 
 PUT_NEW_LIMIT = 8 * 1024 * 1024  # bytes; from there on S3 clients upload in parts, which no server creates atomically
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """The beginning of an object at ``path``, known to the backend as ``handle``: ``size`` bytes so far, started at
+    ``since`` (seconds on the clock of the service)."""
+
+    path: str
+    handle: str
+    size: int
+    since: float
 
 
 class Backend(Protocol):
@@ -35,9 +50,13 @@ class Backend(Protocol):
     def read_range(self, path: str, start: int, end: int) -> bytes: ...
     def download(self, path: str, target: Path) -> None: ...
     def exists(self, path: str) -> bool: ...
-    def list(self, folder: str) -> builtins.list[str]: ...
+    def list(self, folder: str) -> dict[str, int]: ...
+    def folders(self, folder: str) -> builtins.list[str]: ...
     def delete(self, path: str) -> None: ...
-    def cache_root(self) -> Path: ...
+    def now(self) -> float: ...
+    def written_at(self, path: str) -> float: ...
+    def unfinished(self) -> builtins.list[Unfinished]: ...
+    def discard(self, unfinished: Unfinished) -> None: ...
 
 
 def check_key(key: str) -> str:

@@ -3,7 +3,8 @@
 - ``create`` links a complete, synced temporary file to its name: the link either makes the name or fails.
 - ``write`` renames a complete, synced temporary file over the name.
 - Stored files are read-only: they may have further hard links in local caches.
-- Temporary files live in ``.tmp`` and caches in ``.cache`` below the root; no key begins with a dot.
+- Temporary files live in ``.tmp`` below the root, where ``.cache`` belongs to others; no key begins with a dot.
+- The clock is that of the file system, which may be a server's: the one that stamps files.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import builtins
 import errno
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+from forge_core.store.backend import Unfinished
 from forge_core.store.errors import NotFound, StoreError
 
 T = TypeVar("T")
@@ -36,7 +37,9 @@ class LocalBackend:
         self.root = Path(os.path.abspath(root))
         self.folder: Path | None = self.root
         self.uri = f"file://{self.root}"
-        self._remove_stale()
+        for temporary in self.unfinished():
+            if self.now() - temporary.since > _STALE_S:
+                self.discard(temporary)
 
     def create(self, path: str, body: bytes, nonce: str) -> bool:
         with self._writing(path), self._temporary(body, nonce) as temporary:
@@ -69,22 +72,49 @@ class LocalBackend:
         with self._reading(path):
             return (self.root / path).is_file()
 
-    def list(self, folder: str) -> builtins.list[str]:
-        found: list[str] = []
+    def list(self, folder: str) -> dict[str, int]:
+        found: dict[str, int] = {}
         for parent, folders, names in os.walk(self.root / folder):
-            if not folder and Path(parent) == self.root:
+            if Path(parent) == self.root:
                 folders[:] = [name for name in folders if not name.startswith(".")]
-            found.extend(Path(parent, name).relative_to(self.root).as_posix() for name in names)
-        return sorted(found)
+            for name in names:
+                with suppress(FileNotFoundError):  # deleted meanwhile
+                    file = Path(parent, name)
+                    found[file.relative_to(self.root).as_posix()] = file.stat().st_size
+        return dict(sorted(found.items()))
+
+    def folders(self, folder: str) -> builtins.list[str]:
+        try:
+            with os.scandir(self.root / folder) as entries:
+                return sorted(e.name for e in entries if e.is_dir() and not (not folder and e.name.startswith(".")))
+        except _MISSING:
+            return []
 
     def delete(self, path: str) -> None:
         with self._writing(path):
             (self.root / path).unlink(missing_ok=True)
         _remove_empty(self.root, (self.root / path).parent)
 
-    def cache_root(self) -> Path:
-        """On the disk of the store, so that cached files can be hard links."""
-        return self.root / ".cache"
+    def now(self) -> float:
+        with self._writing(".tmp"), self._temporary(b"", uuid.uuid4().hex) as temporary:
+            return temporary.stat().st_mtime
+
+    def written_at(self, path: str) -> float:
+        with self._reading(path):
+            return (self.root / path).stat().st_mtime
+
+    def unfinished(self) -> builtins.list[Unfinished]:
+        folder, found = self.root / ".tmp", []
+        with self._reading(".tmp"):
+            for name in os.listdir(folder) if folder.is_dir() else ():
+                with suppress(FileNotFoundError):  # its writer, or another process, has just removed it
+                    stat = (folder / name).stat()
+                    found.append(Unfinished(f".tmp/{name}", name, stat.st_size, stat.st_mtime))
+        return found
+
+    def discard(self, unfinished: Unfinished) -> None:
+        with self._writing(unfinished.path):
+            (self.root / ".tmp" / unfinished.handle).unlink(missing_ok=True)
 
     def _place(self, path: str, place: Callable[[Path], T]) -> T:
         """Put a file at ``path``, durably; again when a concurrent delete has removed the new, empty folder."""
@@ -116,14 +146,6 @@ class LocalBackend:
             yield temporary
         finally:
             temporary.unlink(missing_ok=True)
-
-    def _remove_stale(self) -> None:
-        folder = self.root / ".tmp"
-        with self._writing(".tmp"):
-            for name in os.listdir(folder) if folder.is_dir() else ():
-                with suppress(FileNotFoundError):  # its writer, or another process, has just removed it
-                    if time.time() - (folder / name).stat().st_mtime > _STALE_S:
-                        (folder / name).unlink()
 
     @contextmanager
     def _reading(self, path: str) -> Iterator[None]:

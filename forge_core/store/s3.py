@@ -6,6 +6,7 @@
 - ``write`` uses ``pipe_file`` and ``put_file``, which commit whole objects only.
 - Existence is a HEAD of the full key, never a listing of a prefix.
 - Passing failures (5xx, time-outs, resets) are tried again with back-off by every operation: all are idempotent.
+- The clock is the server's: the ``Date`` of its replies and the times that it gives to objects. Both count seconds.
 - Credentials, region and endpoint come from the usual AWS settings (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...).
 """
 
@@ -14,9 +15,10 @@ from __future__ import annotations
 import builtins
 import os
 import random
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +28,7 @@ import s3fs
 from fsspec.asyn import sync
 from s3fs.core import S3_RETRYABLE_ERRORS
 
+from forge_core.store.backend import Unfinished
 from forge_core.store.errors import NotFound, StoreError
 
 T = TypeVar("T")
@@ -48,6 +51,11 @@ _NO_CREDENTIALS = (
 )
 _FAILURES = (OSError, botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, *S3_RETRYABLE_ERRORS)
 _PASSING_STATUS = (408, 409, 429, 500, 502, 503, 504)
+_UPLOAD_GONE = "NoSuchUpload"  # a repeated completion whose first reply was lost: uploading again ends it
+_CONTINUATION = {
+    "list_objects_v2": ("ContinuationToken",),
+    "list_multipart_uploads": ("KeyMarker", "UploadIdMarker"),
+}
 _CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE)"
 
 
@@ -105,24 +113,33 @@ class S3Backend:
             return False
         return True
 
-    def list(self, folder: str) -> builtins.list[str]:
-        prefix = self.prefix + (f"{folder}/" if folder else "")
-        found: list[str] = []
-        more: dict[str, str] = {}
-        while True:
-            page = self._call(
-                folder, partial(self._fs.call_s3, "list_objects_v2", Bucket=self.bucket, Prefix=prefix, **more)
-            )
-            found.extend(item["Key"].removeprefix(self.prefix) for item in page.get("Contents", ()))
-            if not page.get("IsTruncated"):
-                return sorted(found)
-            more = {"ContinuationToken": page["NextContinuationToken"]}
+    def list(self, folder: str) -> dict[str, int]:
+        pages = self._pages("list_objects_v2", folder)
+        found = {item["Key"].removeprefix(self.prefix): item["Size"] for page in pages for item in page["Contents"]}
+        return dict(sorted(found.items()))
+
+    def folders(self, folder: str) -> builtins.list[str]:
+        pages = self._pages("list_objects_v2", folder, Delimiter="/")
+        below = [item["Prefix"].rstrip("/") for page in pages for item in page["CommonPrefixes"]]
+        return sorted(prefix.rpartition("/")[2] for prefix in below)
 
     def delete(self, path: str) -> None:
         self._request("delete_object", path)
 
-    def cache_root(self) -> Path:
-        return Path(tempfile.gettempdir())
+    def now(self) -> float:
+        page = self._list_page("list_objects_v2", "", MaxKeys=1)
+        return parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
+
+    def written_at(self, path: str) -> float:
+        return self._request("head_object", path)["LastModified"].timestamp()
+
+    def unfinished(self) -> builtins.list[Unfinished]:
+        uploads = (item for page in self._pages("list_multipart_uploads", "") for item in page["Uploads"])
+        return [self._unfinished(item) for item in uploads]
+
+    def discard(self, unfinished: Unfinished) -> None:
+        with suppress(NotFound):  # finished, or discarded by somebody else
+            self._request("abort_multipart_upload", unfinished.path, UploadId=unfinished.handle)
 
     def _holds(self, path: str, nonce: str) -> bool:
         """Whether the stored object is the one that carries ``nonce``."""
@@ -138,9 +155,29 @@ class S3Backend:
     def _url(self, path: str) -> str:
         return f"{self.bucket}/{self.prefix}{path}"
 
-    def _request(self, method: str, path: str) -> Any:
-        request = lambda: self._fs.call_s3(method, Bucket=self.bucket, Key=self.prefix + path)
+    def _request(self, method: str, path: str, **more: Any) -> Any:
+        request = lambda: self._fs.call_s3(method, Bucket=self.bucket, Key=self.prefix + path, **more)
         return self._call(path, request)
+
+    def _list_page(self, method: str, folder: str, **more: Any) -> Any:
+        prefix = self.prefix + (f"{folder}/" if folder else "")
+        return self._call(folder, partial(self._fs.call_s3, method, Bucket=self.bucket, Prefix=prefix, **more))
+
+    def _pages(self, method: str, folder: str, **more: Any) -> Iterator[Any]:
+        """Every page of a listing, with all that one may lack."""
+        while True:
+            page = self._list_page(method, folder, **more)
+            yield {"Contents": (), "CommonPrefixes": (), "Uploads": (), **page}
+            if not page.get("IsTruncated"):
+                return
+            more |= {begin: page[f"Next{begin}"] for begin in _CONTINUATION[method]}
+
+    def _unfinished(self, upload: dict[str, Any]) -> Unfinished:
+        path, handle, size = upload["Key"].removeprefix(self.prefix), upload["UploadId"], 0
+        with suppress(NotFound):  # it was finished meanwhile
+            parts = self._request("list_parts", path, UploadId=handle).get("Parts", ())  # a thousand, 50 MiB each
+            size = sum(part["Size"] for part in parts)
+        return Unfinished(path, handle, size, upload["Initiated"].timestamp())
 
     def _call(self, path: str, operation: Callable[[], T]) -> T:
         """Run ``operation``, again after passing failures, and translate what it raises."""
@@ -159,7 +196,8 @@ class S3Backend:
     def _passing(self, error: Exception) -> bool:
         if isinstance(error, _UNREACHABLE):
             return self._reached  # a server that never answered is more likely a wrong address
-        return _status(error) in _PASSING_STATUS or isinstance(error, S3_RETRYABLE_ERRORS)
+        passing = _status(error) in _PASSING_STATUS or _code(error) == _UPLOAD_GONE
+        return passing or isinstance(error, S3_RETRYABLE_ERRORS)
 
     def _translated(self, path: str, error: Exception) -> Exception:
         status, code, where = _status(error), _code(error), f"{path} in the store {self.uri}"
@@ -184,8 +222,9 @@ class S3Backend:
         if isinstance(error, _UNREACHABLE):
             return StoreError(f"{where}: no S3 server answers ({error}): check AWS_ENDPOINT_URL and the network")
         return StoreError(
-            f"{where}: S3 failed ({code or type(error).__name__}: {error}): check the server, the "
-            "endpoint (AWS_ENDPOINT_URL) and the region (AWS_DEFAULT_REGION)"
+            f"{where}: S3 failed ({code or type(error).__name__}: {error}): check the server (its log, and whether its "
+            "disks or the bucket are full: `forge gc` makes room), the endpoint (AWS_ENDPOINT_URL) and the region "
+            "(AWS_DEFAULT_REGION)"
         )
 
 

@@ -25,8 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from forge_core.store.backend import Backend, check_body, check_key, check_prefix
-from forge_core.store.cache import local_cache
+from forge_core.store.backend import Backend, Unfinished, check_body, check_key, check_prefix
 from forge_core.store.digests import canonical_json, data_digest
 from forge_core.store.errors import CorruptObject, IdentityError, NotFound, StoreError
 from forge_core.store.local import LocalBackend
@@ -46,15 +45,16 @@ class Stop(Protocol):
     def wait(self, timeout: float) -> bool: ...
 
 
-def open_store(uri: str) -> Store:
+def open_store(uri: str, *, probe: bool = True) -> Store:
     """The store at ``uri``: a folder, ``file:///folder``, ``s3://bucket/prefix`` or ``memory://name``.
 
-    The first use of a root in a process writes an object twice, and refuses a store that lets the second one through.
+    The first use of a root in a process writes an object twice, and refuses a store that lets the second one through;
+    not without ``probe``, for who only reads or deletes: a full store takes no more objects.
     StoreError names the store and the remedy: wrong credentials, missing bucket, unwritable folder, unknown scheme.
     """
     store = Store(_backend(uri))
     with _PROBE_LOCK:
-        if store.uri not in _PROBED:
+        if probe and store.uri not in _PROBED:
             store.probe()
             _PROBED.add(store.uri)
     return store
@@ -138,8 +138,31 @@ class Store:
     def list(self, prefix: str) -> builtins.list[str]:
         """All keys below the folder ``prefix`` ("" is the root), sorted. For people and collectors: versions are found
         through the ledger, never by listing."""
-        folder = check_prefix(prefix) if prefix else ""
-        return [key for key in self._backend.list(folder.removesuffix("/")) if key.startswith(folder)]
+        return [*self.sizes(prefix)]
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """What ``list`` lists, with sizes in bytes."""
+        return self._backend.list(check_prefix(prefix).rstrip("/") if prefix else "")
+
+    def folders(self, prefix: str) -> builtins.list[str]:
+        """The names of the folders directly below the folder ``prefix`` ("" is the root), sorted."""
+        return self._backend.folders(check_prefix(prefix).rstrip("/") if prefix else "")
+
+    def now(self) -> float:
+        """Seconds since 1970 on the store's own clock (the server's, or the file system's), whichever machine asks."""
+        return self._backend.now()
+
+    def written_at(self, key: str) -> float:
+        """When ``key`` was written, on that clock. Raises NotFound."""
+        return self._backend.written_at(check_key(key))
+
+    def unfinished(self) -> builtins.list[Unfinished]:
+        """What writers, killed ones among them, began and did not finish."""
+        return self._backend.unfinished()
+
+    def discard(self, unfinished: Unfinished) -> None:
+        """Delete what ``unfinished`` told of. Whoever still writes it fails, and begins anew."""
+        self._backend.discard(unfinished)
 
     def delete(self, key: str) -> None:
         """Delete ``key``; nothing happens when it does not exist."""
@@ -207,17 +230,6 @@ class Store:
                 raise TimeoutError(f"{key} did not appear in the store {self.uri} within {timeout_s:g} s")
             _sleep(min(pause, left), stop)
             pause = min(pause * 1.5, self._backend.longest_poll_s)
-
-    def local_dir(self, prefix: str, *, pin: bool = False) -> Path:
-        """A folder with the files of the object ``prefix`` under their plain names, digests checked. Read only.
-
-        It belongs to this process: the few folders asked for last stay, and those asked for with ``pin``; all go when
-        the process ends.
-        """
-        published = self.open_published(prefix)
-        return local_cache(self._backend.cache_root()).folder(
-            self.uri + published.manifest.prefix + published.manifest.content, published.copy_to, pin=pin
-        )
 
     def probe(self) -> None:
         """Raise StoreError unless the store can be read and written, and refuses to create what exists."""

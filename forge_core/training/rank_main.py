@@ -108,9 +108,9 @@ class RankTrainer(StoredTrainer):
         store, loss = open_store(spec.store), spec.make_loss()
         super().__init__(store, spec.model, spec.settings, loss, device=str(peers.device), threads=threads)
 
-    def folder(self, prefix: str, *, pin: bool = False) -> Path:
+    def folder(self, prefix: str) -> Path:
         first = os.environ["LOCAL_RANK"] == "0"
-        return Path(self._peers.from_first_of_host(str(super().folder(prefix, pin=pin)) if first else None))
+        return Path(self._peers.from_first_of_host(str(super().folder(prefix)) if first else None))
 
 
 class Peers:

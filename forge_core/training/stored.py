@@ -53,11 +53,11 @@ class StoredTrainer(TitanTrainer):
     ) -> None:
         super().__init__(Path(model), settings, loss, device=device, threads=threads)
         self.store, self.model = store, model
-        self._lease: Lease | None = None
+        self._leases: dict[str, Lease] = {}
 
     def setup(self) -> None:
         with self._guard():
-            self.model_dir = self.folder(self.model, pin=True)
+            self.model_dir = self.folder(self.model)
             super().setup()
 
     def train_samples(
@@ -81,7 +81,8 @@ class StoredTrainer(TitanTrainer):
         the folder ``kept``, if this host has it."""
         kept = kept if kept is not None and kept.is_dir() else None
         with TemporaryDirectory(prefix="forge-weights-", dir=kept) as folder:
-            self.push_weights(Path(folder))
+            with self._guard():
+                self.push_weights(Path(folder))
             files = folder_files(Path(folder))
             uploaded = self.store.upload(prefix, files)
             if kept is not None:
@@ -97,19 +98,19 @@ class StoredTrainer(TitanTrainer):
 
     def load_checkpoint(self, prefix: str) -> dict[str, Any]:
         """Go back to the published checkpoint ``prefix`` and return its ``extra``."""
-        return self.load(self.folder(prefix))
+        extra = self.load(self.folder(prefix))
+        self._release(prefix)  # all ranks have read it: loading ends with a collective
+        return extra
 
-    def folder(self, prefix: str, *, pin: bool = False) -> Path:
-        """A local folder with the published object ``prefix``; ``pin``: that of this host, until ``cleanup``."""
-        if not pin:
-            return self.store.local_dir(prefix)
-        self._release()
-        self._lease = lease_published(self.store, prefix)
-        return self._lease.folder
+    def folder(self, prefix: str) -> Path:
+        """This host's folder of the published object ``prefix``, until ``cleanup``."""
+        self._leases[prefix] = lease_published(self.store, prefix)
+        return self._leases[prefix].folder
 
     def cleanup(self) -> None:
         super().cleanup()
-        self._release()
+        for prefix in [*self._leases]:
+            self._release(prefix)
 
     def _guard(self) -> AbstractContextManager[None]:
         return memory_guard("trainer", SETTINGS["trainer"], self._sizes)
@@ -119,6 +120,6 @@ class StoredTrainer(TitanTrainer):
             return {}
         return model_sizes([*self._masters.parameters.values(), *self._masters.copies], [self._optimizer.state])
 
-    def _release(self) -> None:
-        if self._lease is not None:
-            self._lease.release()
+    def _release(self, prefix: str) -> None:
+        if (lease := self._leases.pop(prefix, None)) is not None:
+            lease.release()

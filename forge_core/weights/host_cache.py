@@ -1,4 +1,5 @@
-"""Published weights in folders that all processes of this host share, in shared memory where that is large enough.
+"""Published objects, such as weights, in folders that all processes of this host share: in shared memory where that is
+large enough.
 
 Invariants:
 - An object (store, prefix and content digest) has one folder. It appears by a rename, complete and with its digests
@@ -40,6 +41,7 @@ VERSIONS = 4  # that a file system must be able to hold to be worth using
 FETCHERS = 8  # where no configuration says how many
 MARGIN = 1.1  # of the bytes that are about to be written
 _leases: weakref.WeakSet[Lease] = weakref.WeakSet()  # of this process
+_kept: dict[Path, Lease] = {}  # that this process never gives back
 _caches: dict[Path, HostCache] = {}  # that this process has used
 
 
@@ -88,6 +90,12 @@ def lease_published(store: Store, prefix: str) -> Lease:
     """The folder of the object ``prefix`` on this host. Raises NotFound, and as ``HostCache.lease``."""
     manifest = store.open_published(prefix).manifest
     return HostCache(cache_root(store, object_size(manifest))).lease(store, manifest, fetchers=FETCHERS)
+
+
+def keep_published(store: Store, prefix: str) -> Path:
+    """``lease_published``, for the life of this process."""
+    lease = lease_published(store, prefix)
+    return _kept.setdefault(lease.folder, lease).folder
 
 
 class HostCache:

@@ -133,7 +133,7 @@ def test_file_names_cannot_leave_their_object(memory: Store, name: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["..", "a/../..", "/a", "a//"])
 def test_prefixes_cannot_leave_the_root(memory: Store, prefix: str) -> None:
-    for use in (memory.list, memory.published, memory.open_published, memory.local_dir):
+    for use in (memory.list, memory.published, memory.open_published):
         with pytest.raises(StoreError, match="is not a key"):
             use(prefix)
     with pytest.raises(StoreError, match="is not a key"):
@@ -207,10 +207,9 @@ def _damage(store: Store, key: str, body: bytes | None) -> None:
 def test_torn_changed_and_missing_files_are_named(store: Store, body: bytes | None, message: str) -> None:
     file = store.publish("e/1", {"rows.parquet": b"xxx"}, request="r").file("rows.parquet")
     _damage(store, file.key, body)
-    for use in (lambda: store.open_published("e/1").read("rows.parquet"), lambda: store.local_dir("e/1")):
-        with pytest.raises(CorruptObject, match=message) as caught:
-            use()
-        assert file.key in str(caught.value)
+    with pytest.raises(CorruptObject, match=message) as caught:
+        store.open_published("e/1").read("rows.parquet")
+    assert file.key in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -235,35 +234,6 @@ def test_a_manifest_cannot_point_outside_the_store(memory: Store) -> None:
     memory.put_new_json("e/2/manifest.json", stolen)
     with pytest.raises(StoreError, match="is not a key"):
         memory.open_published("e/2")
-
-
-def test_local_dir_has_the_plain_names_and_is_made_once(store: Store) -> None:
-    store.publish("w/1", {"config.json": b"{}", "sub/model.bin": b"abc"}, request="r")
-    folder = store.local_dir("w/1")
-    assert (folder / "config.json").read_bytes() == b"{}"
-    assert (folder / "sub/model.bin").read_bytes() == b"abc"
-    assert store.local_dir("w/1/") == folder
-    assert not [key for key in store.list("") if "cache" in key]
-
-
-def test_local_folders_are_few_and_the_last_asked_for_stay(store: Store) -> None:
-    folders = []
-    for version in range(6):
-        store.publish(f"w/{version}", {"model": str(version).encode()}, request="r")
-        folders.append(store.local_dir(f"w/{version}"))
-    assert [folder.exists() for folder in folders] == [False, False, True, True, True, True]
-    assert (store.local_dir("w/0", pin=True) / "model").read_bytes() == b"0"
-    for version in range(1, 6):
-        store.local_dir(f"w/{version}")
-    assert (folders[0] / "model").read_bytes() == b"0"
-
-
-def test_a_local_folder_outlives_the_object(store: Store) -> None:
-    store.publish("w/1", {"model": b"abc"}, request="r")
-    folder = store.local_dir("w/1")
-    for key in store.list("w"):
-        store.delete(key)
-    assert (folder / "model").read_bytes() == b"abc"
 
 
 def test_wait_for_returns_when_the_key_appears(store: Store) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from forge_core.store import CorruptObject, Manifest, Store, open_store
 from forge_core.store.manifest import File
-from forge_core.weights.host_cache import KEEP, VARIABLE, CacheError, HostCache, Lease, cache_root
+from forge_core.weights.host_cache import KEEP, VARIABLE, CacheError, HostCache, Lease, cache_root, lease_published
 from tests.store.faulty_proxy import FaultyProxy
 from tests.weights.objects import delete, published, until
 
@@ -131,6 +131,16 @@ def test_a_process_that_ends_without_a_word_empties_the_cache_if_it_is_the_last(
         assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 3
         assert (names(cache) == []) == last
         mine.release()
+
+
+def test_files_of_a_store_on_this_disk_are_linked_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE)
+    store = open_store(str(tmp_path / "store"))
+    manifest = published(store)
+    mine = lease_published(store, manifest.prefix)
+    for file in manifest.files:
+        assert (mine.folder / file.name).samefile(tmp_path / "store" / file.key)
+    assert not [key for key in store.list("") if "cache" in key]
 
 
 def test_two_leases_of_one_process_are_two(memory: Store, cache: HostCache) -> None:
