@@ -17,7 +17,6 @@ from forge_core.models.errors import WeightsError
 from forge_core.models.resolve import HEAD, INDEX_FILE, read_json
 from forge_core.models.weights import EMBEDDING
 
-PROBE = "probe.json"
 Signature = dict[str, tuple[str, tuple[int, ...]]]
 
 
@@ -75,12 +74,6 @@ def untied_view(folder: Path, view: Path) -> Path:
     _write(view / INDEX_FILE, {"metadata": {}, "weight_map": weight_map})
     _write(view / "config.json", {**read_json(folder / "config.json"), "tie_word_embeddings": False})
     return view
-
-
-def read_probe(folder: Path) -> dict[str, Any] | None:
-    """What the trainer published to be compared with: ``token_ids`` and the ``logprobs`` of all but the first."""
-    path = folder / PROBE
-    return read_json(path) if path.exists() else None
 
 
 def _write(path: Path, value: Any) -> None:

@@ -5,7 +5,8 @@ Guarantees:
   call is sampled by exactly one policy version, and an update takes effect between calls.
 - Equal requests in an equal call give bitwise equal tokens and log-probabilities on one machine, in any process.
 - A set stop token ends the work before the next layer of the model is computed.
-- An update whose files do not fit leaves the old version serving.
+- An update whose files do not fit, or do not compute what the trainer published (``models/probe.py``), leaves the old
+  version serving.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.func import functional_call
 
+from forge_core.algorithms.ops import compute_logprobs
 from forge_core.data_model import Completion, GenerationRequest, VersionSpan
 from forge_core.engine_thread import EngineThread
 from forge_core.generation.base import check_newer, check_requests, check_versions
 from forge_core.generation.completions import Sampled, completions
 from forge_core.generation.decoding import BatchDecoder, DeadlineReached, Decoded, make_batches
 from forge_core.generation.eos import eos_token_ids
-from forge_core.models.weights import build_model, load_into, read_tensors
+from forge_core.models import probe
+from forge_core.models.weights import build_model, fitted, load_into, read_tensors
 from forge_core.observability.memory import SETTINGS, memory_guard
 from forge_core.stop import StopToken
 
@@ -77,7 +81,8 @@ class HFGenerator:
         return self._thread.call(self._generate, requests, stop=stop, deadline_s=deadline_s, priority=priority)
 
     def update_weights(self, version: int) -> None:
-        """Load ``version`` in place. ValueError for an older version; WeightsError for files that do not fit."""
+        """Load ``version`` in place. ValueError for an older version; WeightsError for files that do not fit, and when
+        they do not compute what the trainer published."""
         if version == self._version:
             return
         check_newer(version, self._version)
@@ -103,6 +108,7 @@ class HFGenerator:
 
         self._model = build_model(folder, dtype=dtype, device=device)
         self._config = self._model.config
+        self._check(dict(self._model.named_parameters()), folder, self._version)
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._eos_ids = eos_token_ids(folder, self._config.eos_token_id, self._tokenizer)
         for layer in self._model.model.layers:
@@ -110,8 +116,21 @@ class HFGenerator:
 
     def _update(self, version: int, tensors: dict[str, torch.Tensor], folder: Path) -> None:
         check_newer(version, self._version)
+        self._check(fitted(self._model, tensors, folder), folder, version)
         load_into(self._model, tensors, folder)
         self._version = version
+
+    @torch.inference_mode()
+    def _check(self, tensors: dict[str, torch.Tensor], folder: Path, version: int) -> None:
+        """Raise ProbeFailed unless the model computes with ``tensors`` what was published with them."""
+        if (expected := probe.read(folder)) is None:
+            return
+        model, self._guard = self._model, lambda: None
+        used = {name: tensors[name].to(p.device, p.dtype) for name, p in model.named_parameters()}
+        ids_BT = torch.tensor(expected["token_ids"], device=model.device)
+        logits_BTV = functional_call(model, used, (ids_BT[:, :-1],)).logits
+        logprobs_BT = compute_logprobs(logits_BTV.float(), ids_BT[:, 1:])
+        probe.check(expected, logprobs_BT.tolist(), str(model.dtype).removeprefix("torch."), version)
 
     @_guarded
     def _generate(

@@ -15,6 +15,7 @@ It touches vLLM's output processor for one thing only: how many tokens a request
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 import sys
@@ -23,14 +24,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from forge_core.generation.vllm_slots import PROBE_PRIORITY, reserve_slots
+from forge_core.models.probe import check
 from forge_core.processes.channel import Channel
-
-PROBE_PRIORITY = -(2**31)
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}  # mean |difference| of the probe's log-probabilities, in nats
-
-
-class ProbeFailed(RuntimeError):
-    """The engine does not compute what the trainer published."""
 
 
 @dataclass
@@ -49,7 +45,7 @@ class Open:
 
 
 class EngineHost:
-    """See the module. ``version`` is the one that the engine was loaded with."""
+    """See the module. ``version`` is the one that the engine was loaded with; ``dtype`` what it computes in."""
 
     def __init__(self, engine: Any, channel: Channel, version: int, dtype: str) -> None:
         self.version = version
@@ -57,6 +53,7 @@ class EngineHost:
         self._open: dict[str, Open] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._adding = 0
+        self._numbers = itertools.count()
         self._gate = asyncio.Event()  # closed while weights are swapped
         self._gate.set()
         self._held: list[dict[str, Any]] | None = None  # finished since the swap, waiting for its probe
@@ -201,21 +198,16 @@ class EngineHost:
         """Compare the log-probabilities of the probe's tokens with the trainer's."""
         if probe is None:
             return
-        found = await self._prompt_logprobs(probe["token_ids"], f"probe-{self.version}")
-        differences = [abs(a - b) for a, b in zip(found, probe["logprobs"], strict=True)]
-        mean = sum(differences) / len(differences)
-        if not mean <= TOLERANCE[self._dtype]:
-            raise ProbeFailed(
-                f"after the swap to version {self.version} log-probabilities of the probe differ from the trainer's by "
-                f"{mean:.3g} on average (allowed: {TOLERANCE[self._dtype]}): the engine does not serve these weights"
-            )
+        room = self._engine.model_config.max_model_len - 1  # of a longer sequence its beginning
+        scores = [self._prompt_logprobs(ids[:room], f"probe-{self.version}") for ids in probe["token_ids"]]
+        check(probe, await asyncio.gather(*scores), self._dtype, self.version)
 
     async def _prompt_logprobs(self, token_ids: list[int], salt: str) -> list[float]:
         from vllm import SamplingParams
 
         prompt = {"prompt_token_ids": token_ids, "cache_salt": salt}
         params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, temperature=0.0)
-        name = f"{salt}-{time.monotonic_ns()}"
+        name = f"{salt}-{next(self._numbers)}"
         (output,) = [
             o async for o in self._engine.generate(prompt, params, name, priority=PROBE_PRIORITY) if o.finished
         ]
@@ -223,7 +215,7 @@ class EngineHost:
 
     async def _on_score(self, token_ids: list[int]) -> list[float]:
         """Log-probability, at temperature 1, of each token after the first; never from a cache."""
-        return await self._prompt_logprobs(token_ids, f"score-{time.monotonic_ns()}")
+        return await self._prompt_logprobs(token_ids, f"score-{next(self._numbers)}")
 
     # Memory and settings ------------------------------------------------------------------------------------------
 
@@ -275,8 +267,10 @@ async def serve(channel: Channel) -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     args = AsyncEngineArgs(**start["engine_args"])
-    engine = AsyncLLM.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
-    host = EngineHost(engine, channel, start["version"], start["engine_args"]["dtype"])
+    config = args.create_engine_config(UsageContext.LLM_CLASS)
+    reserve_slots(config.scheduler_config)
+    engine = AsyncLLM.from_vllm_config(config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True)
+    host = EngineHost(engine, channel, start["version"], start["dtype"])
     await host._check(start["probe"])
     loop = asyncio.get_running_loop()
 

@@ -24,6 +24,7 @@ from forge_core.generation import engine_weights
 from forge_core.generation.base import GenerationError, check_newer
 from forge_core.generation.vllm_replica import Replica, ReplicaDied
 from forge_core.generation.vllm_settings import VLLMSettings
+from forge_core.models import probe
 from forge_core.models.errors import WeightsError
 
 log = logging.getLogger("forge")
@@ -111,7 +112,8 @@ class EnginePool:
             start = {
                 "engine_args": self.settings.arguments(index, loaded),
                 "version": self.version,
-                "probe": engine_weights.read_probe(folder),
+                "dtype": self.settings.arithmetic,
+                "probe": probe.read(folder),
             }
             replica = Replica(
                 name,
@@ -135,11 +137,11 @@ class EnginePool:
 
     def _swap(self, version: int, folder: Path) -> dict[str, float]:
         """Hand ``folder`` to every engine; seconds of each phase in the slowest one."""
-        probe, replicas = engine_weights.read_probe(folder), list(self.live().values())
+        expected, replicas = probe.read(folder), list(self.live().values())
 
         def update(replica: Replica) -> dict[str, float] | ReplicaDied:
             try:
-                return replica.update(version, handed, drain=self.settings.drain, probe=probe)
+                return replica.update(version, handed, drain=self.settings.drain, probe=expected)
             except ReplicaDied as error:
                 return error
 

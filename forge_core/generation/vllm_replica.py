@@ -32,7 +32,7 @@ class ReplicaDied(ChildDied):
 
 
 class Replica:
-    """``start``: the child's first message (``engine_args``, ``version``, ``probe``)."""
+    """``start``: the child's first message (``engine_args``, ``version``, ``dtype``, ``probe``)."""
 
     def __init__(
         self,

@@ -37,6 +37,14 @@ class VLLMSettings:
     def on_cpu(self) -> bool:
         return not any(self.gpus)
 
+    @property
+    def arithmetic(self) -> str:
+        """The coarsest type that the engines compute in, by its name in ``models/probe.py``."""
+        args = self.engine_args
+        if args.get("quantization") or "fp8" in str(args.get("kv_cache_dtype", "")):
+            return "float8"
+        return "tensorfloat32" if self.dtype == "float32" and not self.on_cpu else self.dtype
+
     def arguments(self, index: int, folder: Path) -> dict[str, Any]:
         """vLLM's arguments of engine ``index``; ``generator.engine_args`` may set all but Forge's own."""
         gpus = self.gpus[index]

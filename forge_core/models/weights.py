@@ -55,6 +55,14 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 @torch.no_grad()
 def load_into(model: Any, tensors: dict[str, Tensor], source: Path | str) -> None:
     """Copy ``tensors`` into the parameters of ``model``; ``source`` is named in errors (WeightsError)."""
+    fitting = fitted(model, tensors, source)
+    for name, parameter in model.named_parameters():
+        parameter.copy_(fitting[name])
+
+
+def fitted(model: Any, tensors: dict[str, Tensor], source: Path | str) -> dict[str, Tensor]:
+    """``tensors`` by the names of the parameters of ``model``. Raises WeightsError, naming ``source``, unless each
+    parameter has one that fits."""
     tensors = dict(tensors)
     if model.config.tie_word_embeddings:
         _drop_tied_head(tensors, source)
@@ -66,8 +74,7 @@ def load_into(model: Any, tensors: dict[str, Tensor], source: Path | str) -> Non
     if problems:
         shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
         raise WeightsError(f"weights in {source} do not fit the model: {shown}")
-    for name, parameter in parameters.items():
-        parameter.copy_(tensors[name])
+    return tensors
 
 
 def _drop_tied_head(tensors: dict[str, Tensor], source: Path | str) -> None:

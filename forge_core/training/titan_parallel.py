@@ -11,6 +11,8 @@ Guarantees:
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -133,6 +135,19 @@ def reshard(model: PolicyModel) -> None:
     for module in model.modules():
         if isinstance(module, fsdp.FSDPModule):
             module.reshard()
+
+
+@contextmanager
+def uncompiled(model: PolicyModel) -> Iterator[None]:
+    """Run the model's layers as they are written: for a shape that is not worth compiling for."""
+    compiled = [(layer, layer._compiled_call_impl) for layer in model.layers.values()]
+    for layer, _ in compiled:
+        layer._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for layer, call in compiled:
+            layer._compiled_call_impl = call
 
 
 def _check_degrees(arch: Architecture, settings: TrainerSettings) -> None:

@@ -40,6 +40,7 @@ from forge_core.training.optimizer import ShardedAdamW, learning_rate
 from forge_core.training.packing import PAD_ID, Sample, build, documents, few_shapes
 from forge_core.training.pipeline import FLUSH
 from forge_core.training.policy import Prepared
+from forge_core.training.published_probe import write_probe
 from forge_core.training.settings import TrainerSettings
 from forge_core.training.state_digest import state_digest
 
@@ -78,11 +79,11 @@ class TitanTrainer:
     def setup(self) -> None:
         """Load the weights and make the optimizer. Raises ValueError for a folder that cannot be trained exactly."""
         self._arch = read_architecture(self.model_dir)
-        from forge_core.training.titan_parallel import build_model, reshard
+        from forge_core.training.titan_parallel import build_model, reshard, uncompiled
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        self._reshard = reshard
+        self._reshard, self._uncompiled = reshard, uncompiled
         self._model, self._mesh = build_model(self._arch, self.settings, self.device)
         self._pipeline = self._mesh.pipeline(self._arch.dim, self._dtype, self.device)
         self._masters = Masters(self._model, self._dtype)
@@ -260,13 +261,15 @@ class TitanTrainer:
         return state["extra"]
 
     def push_weights(self, folder: Path) -> None:
-        """Write a Hugging Face folder: safetensors shards, ``config.json`` and tokenizer files.
+        """Write a Hugging Face folder: safetensors shards, ``config.json``, tokenizer files and the probe.
 
         Every rank writes its share of the shards, to a folder of its own or a common one; rank 0 writes the rest.
         """
         self._ready()
         s, parameters, writers = self.settings, self._masters.parameters, self._mesh.writers
         export(parameters, self._arch, self.model_dir, Path(folder), s.weights_dtype, s.shard_bytes, writers)
+        with self._uncompiled(self._ready()[0]):
+            write_probe(Path(folder), self._arch.vocab_size, s, self.logprobs, writes=writers.first)
 
     def state_digest(self) -> str:
         """See ``state_digest.py``: equal on all ranks, and equal to that of one rank with the same parameters."""
