@@ -119,7 +119,7 @@ class RoleSession:
         pause = FIRST_LOOK_S
         while not (found := look()):
             self.stop.check()
-            self._raise_failures()
+            self._collect()
             self.context.prefetch_newest()
             self._check_alive()
             self.stop.wait(pause)
@@ -149,10 +149,11 @@ class RoleSession:
         """Wait until at most ``left`` tasks run."""
         while len(self._running) > left:
             self.stop.check()
-            self._raise_failures()
             self._running[0][1].wait(0.2 if len(self._running) == 1 else 0.05)
+            self._collect()
 
-    def _raise_failures(self) -> None:
+    def _collect(self) -> None:
+        """Let go of the tasks that have ended. Raises a task's own error."""
         for work, future in [(w, f) for w, f in self._running if f.state.is_final()]:
             self._running.remove((work, future))
             raise_if_failed(str(work), future)
