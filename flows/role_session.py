@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from prefect import runtime
 from prefect.states import Cancelled, Completed, Crashed, Failed, State
 
-from flows.stopping import StopWatcher
+from flows.stopping import SIGTERM, StopWatcher
 from flows.window import raise_if_failed
 from forge_core.algorithms.fates import StalenessError
 from forge_core.config import ConfigError
@@ -204,7 +204,7 @@ def final_state(role: str, error: BaseException | None) -> State[Any] | None:
     if error is None:
         return Completed(message=f"{role}: the run is finished")
     if isinstance(error, Stopped):
-        preempted = error.reason == "SIGTERM"
+        preempted = error.reason == SIGTERM
         return Crashed(name=PREEMPTED, message=str(error)) if preempted else Cancelled(message=str(error))
     if isinstance(error, LostRace):
         return Failed(name=SUPERSEDED, message=str(error))

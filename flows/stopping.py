@@ -31,6 +31,7 @@ from forge_core.stop import StopToken
 from forge_core.store import Store, layout
 
 POLL_S = 2.0
+STOP, SIGTERM, CANCELLED = "forge stop", "SIGTERM", "cancelled in Prefect"  # reasons
 _log = logging.getLogger(__name__)
 
 
@@ -77,7 +78,7 @@ class StopWatcher:
 
     def _hand_on_signals(self) -> None:
         while (number := self._signals.get()) is not None:
-            self._stop.set("Ctrl-C" if number == signal.SIGINT else "SIGTERM")
+            self._stop.set("Ctrl-C" if number == signal.SIGINT else SIGTERM)
 
     def _start(self, name: str, look: Callable[[], str | None]) -> None:
         threading.Thread(target=self._watch, args=(name, look), name=f"forge-{name}", daemon=True).start()
@@ -99,16 +100,22 @@ class StopWatcher:
             self._stop.set(reason)
 
     def _requested(self, number: int) -> str | None:
-        return "forge stop" if self._store.exists(layout.stop(self._run_id, number)) else None
+        key = layout.stop(self._run_id, number)
+        return self._store.read_json(key).get("reason", STOP) if self._store.exists(key) else None
 
     def _cancelled(self) -> str | None:
         state = _flow_run_state(self._flow_run_id)
-        return "cancelled in Prefect" if state in ("CANCELLING", "CANCELLED") else None
+        return CANCELLED if state in ("CANCELLING", "CANCELLED") else None
 
 
-def request_stop(store: Store, run_id: str) -> int:
+def request_stop(store: Store, run_id: str, reason: str = STOP) -> int:
     """Ask the run to stop, from any machine that reaches the store; returns the number of the request."""
-    body = {"requested_at": datetime.now(UTC).isoformat(), "host": os.uname().nodename, "pid": os.getpid()}
+    body = {
+        "reason": reason,
+        "requested_at": datetime.now(UTC).isoformat(),
+        "host": os.uname().nodename,
+        "pid": os.getpid(),
+    }
     number = next_request(store, run_id)
     while not store.put_new_json(layout.stop(run_id, number), body):
         number += 1

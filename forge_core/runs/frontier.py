@@ -82,6 +82,19 @@ class Frontier:
             yield from self._rollouts(batch, version)
         yield from evaluations if pinned else []
 
+    def waiting_for(self) -> set[str]:
+        """The roles that have something to do. Plans nothing."""
+        head = self._ctx.ledger.head()
+        if head < 0 or self.step() is not None:
+            return {"trainer"}
+        unplanned = any(not self._stored_plans(batch) or self._unsampled(batch) for batch in self.open_batches())
+        roles = {
+            "generator": unplanned or any(True for _ in self._evaluations()),
+            "scorer": any(True for _ in self.unscored()),
+            "reference": any(True for _ in self.unreferenced()),
+        }
+        return {role for role, works in roles.items() if works}
+
     def unscored(self) -> Iterator[ShardRef]:
         """Sampled shards without rewards."""
         return (ref for batch in self.open_batches() for ref in self._without(batch, layout.rewards))
@@ -122,6 +135,9 @@ class Frontier:
 
     def _scored(self, batch: int) -> bool:
         return all(self._is_published(layout.rewards(*shard)) for shard in self._shards(batch))
+
+    def _unsampled(self, batch: int) -> bool:
+        return not all(self._is_published(layout.episodes(*shard)) for shard in self._shards(batch))
 
     def _rollouts(self, batch: int, version: int) -> Iterator[Rollout]:
         ctx = self._ctx

@@ -1,0 +1,221 @@
+"""The roles of one run as flow runs of their deployments: started, watched, started again, ended.
+
+Invariants:
+- What is known of a role comes from the server (its state) and from the store (its heartbeat, and whether it makes
+  objects while it has work). Ages are measured on this process's clock.
+- A role is started again when its flow run ended before the run did, when its heartbeat stopped, or when it has work
+  and makes nothing for ``roles.stuck_s``; at most ``roles.max_restarts`` times without an object of its own in between.
+- A role that was started twice harms nobody: claims, manifests and the ledger let one of two win.
+- A server that does not answer is asked again at the next look.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelling, Crashed, State
+
+from flows.role_session import BEATS, REFUSED, SUPERSEDED
+from flows.stopping import CANCELLED
+from forge_core.runs.context import RunContext
+from forge_core.runs.frontier import Frontier
+from forge_core.runs.heartbeat import Unchanged, read_heartbeat
+from forge_core.store import StoreError
+
+log = logging.getLogger("forge")
+SILENT_BEATS = 3  # heartbeats that a role may miss beyond a claim's timeout
+UNTAKEN_S = 60.0  # after which a role that no worker has taken is mentioned
+DISMISS_S = 30.0  # that roles have to end by themselves
+ROLES = ("trainer", "generator", "scorer", "reference")
+
+
+class CrewLost(RuntimeError):
+    """A role that the run needs cannot be kept alive."""
+
+
+@dataclass
+class Member:
+    """One role process: where it is on the server, and how often it was started without result."""
+
+    role: str
+    index: int
+    name: str = ""
+    flow_run: FlowRun | None = None
+    restarts: int = 0
+    made: int = 0  # objects, as its heartbeat says
+    not_before: float = 0.0
+    mentioned: set[str] = field(default_factory=set)
+
+
+class Crew:
+    def __init__(self, context: RunContext, frontier: Frontier, note: Callable[[str], None]) -> None:
+        self._ctx, self._frontier, self._note = context, frontier, note
+        self._roles = context.config.roles
+        self._unchanged = Unchanged()
+        counts = {"generator": self._roles.generators, "scorer": self._roles.scorers}
+        wanted = ROLES if context.config.grpo.beta > 0 else ROLES[:-1]
+        self._members = [Member(role, i) for role in wanted for i in range(counts.get(role, 1))]
+        self._adopted = False
+
+    def look_after(self) -> None:
+        """Start what is not there, start again what is gone. Raises CrewLost."""
+        try:
+            with get_client(sync_client=True) as client:
+                self._adopt(client)
+                for member in self._members:
+                    self._look(client, member)
+        except (httpx.HTTPError, StoreError, OSError) as outage:
+            log.warning("the roles cannot be looked after now: %s", outage)
+
+    def dismiss(self, reason: str) -> None:
+        """The run is over: give the roles time to see it, then cancel those that did not."""
+        deadline = time.monotonic() + DISMISS_S
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(1.0)
+        with _outages_are_logged(), get_client(sync_client=True) as client:
+            for member in left:
+                assert member.flow_run is not None
+                client.set_flow_run_state(member.flow_run.id, Cancelling(message=reason))
+
+    def _left(self) -> list[Member]:
+        """Those whose flow runs have not ended."""
+        with _outages_are_logged(), get_client(sync_client=True) as client:
+            for member in self._members:
+                self._refresh(client, member)
+        return [m for m in self._members if m.flow_run is not None and not _ended(m.flow_run)]
+
+    def _adopt(self, client: SyncPrefectClient) -> None:
+        """Take over the roles of this run that an earlier coordinator started."""
+        if self._adopted:
+            return
+        wanted = FlowRunFilter.model_validate({"tags": {"all_": [_run_tag(self._ctx.run_id)]}})
+        alive = [run for run in client.read_flow_runs(flow_run_filter=wanted, limit=200) if not _ended(run)]
+        for member in self._members:
+            member.flow_run = next((r for r in alive if _role_tag(member.role) in r.tags), None)
+            if member.flow_run is not None:
+                alive.remove(member.flow_run)
+                member.name = member.flow_run.parameters["name"]
+        self._adopted = True
+
+    def _look(self, client: SyncPrefectClient, member: Member) -> None:
+        if member.flow_run is None:
+            return self._start(client, member)
+        self._refresh(client, member)
+        beat = read_heartbeat(self._ctx.store, self._ctx.run_id, member.name)
+        if beat is not None and beat["made"] > member.made:
+            member.made, member.restarts = beat["made"], 0
+        why = self._ended_why(member) if _ended(member.flow_run) else self._given_up_why(member, beat)
+        if why is not None:
+            self._replace(client, member, why)
+
+    def _refresh(self, client: SyncPrefectClient, member: Member) -> None:
+        if member.flow_run is not None:
+            try:
+                member.flow_run = client.read_flow_run(member.flow_run.id)
+            except ObjectNotFound:  # somebody deleted it
+                member.flow_run = None
+
+    def _ended_why(self, member: Member) -> str | None:
+        """Why a role whose flow run has ended is started again; None: it is not, or not yet. Raises CrewLost."""
+        assert member.flow_run is not None
+        assert member.flow_run.state is not None
+        state = member.flow_run.state
+        message = f"{state.name}: {state.message or 'no message'}"
+        if state.name == REFUSED:
+            raise CrewLost(f"the {member.role} cannot work on this run: {state.message}")
+        if state.name == SUPERSEDED:  # another one is at work; ours is needed again when nothing moves any more
+            silent = self._unchanged.seconds(member.name, self._ctx.ledger.head())
+            return message if silent > self._roles.stuck_s else None
+        if state.is_cancelled() and CANCELLED in (state.message or ""):
+            if self._others(member):
+                return None
+            raise CrewLost(f"the run's only {member.role} was cancelled in Prefect")
+        return None if state.is_completed() else message
+
+    def _others(self, member: Member) -> bool:
+        return any(
+            other is not member and other.role == member.role and other.flow_run and not _ended(other.flow_run)
+            for other in self._members
+        )
+
+    def _given_up_why(self, member: Member, beat: dict[str, Any] | None) -> str | None:
+        """Why a role that has not ended, as far as the server knows, is replaced; None: it is well."""
+        assert member.flow_run is not None
+        assert member.flow_run.state is not None
+        if beat is None:
+            if not member.flow_run.state.is_running():
+                self._mention_untaken(member)
+            return None
+        silence = self._roles.claim_timeout_s * (1 + SILENT_BEATS / BEATS)
+        if self._unchanged.seconds((member.name, "beat"), beat["beat"]) > silence:
+            return f"no heartbeat for {silence:.0f} s"
+        works = member.role in self._frontier.waiting_for()
+        if self._unchanged.seconds((member.name, "made"), (beat["made"], works)) > self._roles.stuck_s and works:
+            return f"it has work and made nothing for {self._roles.stuck_s:.0f} s ({beat['doing']})"
+        return None
+
+    def _mention_untaken(self, member: Member) -> None:
+        if self._unchanged.seconds((member.name, "untaken"), True) > UNTAKEN_S and "untaken" not in member.mentioned:
+            member.mentioned.add("untaken")
+            self._note(
+                f"no worker has taken the {member.role} of run {self._ctx.run_id} for {UNTAKEN_S:.0f} s: start one "
+                f"with `prefect worker start --pool {member.role}`"
+            )
+
+    def _replace(self, client: SyncPrefectClient, member: Member, why: str) -> None:
+        assert member.flow_run is not None
+        if member.restarts >= self._roles.max_restarts:
+            raise CrewLost(
+                f"the {member.role} was started again {member.restarts} times without making anything "
+                f"(roles.max_restarts); the last one: {why}"
+            )
+        if not _ended(member.flow_run):
+            state: State[Any] = Crashed(message=why) if "heartbeat" in why else Cancelling(message=why)
+            client.set_flow_run_state(member.flow_run.id, state, force=True)
+        self._note(f"{member.role} {member.name}: {why}; it is started again")
+        member.not_before = time.monotonic() + 2.0**member.restarts - 1.0
+        member.restarts, member.flow_run, member.made = member.restarts + 1, None, 0
+        self._start(client, member)
+
+    def _start(self, client: SyncPrefectClient, member: Member) -> None:
+        if time.monotonic() < member.not_before:
+            return
+        deployment = client.read_deployment_by_name(f"{member.role}/role")
+        name = f"{member.role}-{member.index}-{uuid.uuid4().hex[:6]}"
+        member.flow_run = client.create_flow_run_from_deployment(
+            deployment.id,
+            parameters={"run_id": self._ctx.run_id, "store": self._ctx.store.uri, "name": name},
+            tags=[_run_tag(self._ctx.run_id), _role_tag(member.role)],
+        )
+        member.name = name
+
+
+def _run_tag(run_id: str) -> str:
+    return f"run:{run_id}"
+
+
+def _role_tag(role: str) -> str:
+    return f"role:{role}"
+
+
+def _ended(run: FlowRun) -> bool:
+    return run.state is not None and run.state.is_final()
+
+
+@contextmanager
+def _outages_are_logged() -> Iterator[None]:
+    try:
+        yield
+    except (httpx.HTTPError, OSError) as outage:
+        log.warning("the Prefect server does not answer: %s", outage)
