@@ -20,9 +20,10 @@ from prefect.utilities.urls import url_for
 from rich.console import Console
 
 from flows.artifacts import RunArtifacts
+from flows.restarting import flow_run_id, started_before, with_run_id
 from flows.stopping import StopWatcher
 from flows.window import Window
-from forge_core.config import RunConfig, load_config, store_uri
+from forge_core.config import ConfigError, RunConfig, load_config, store_uri
 from forge_core.config.overrides import Overrides
 from forge_core.observability.best_effort import BestEffort
 from forge_core.observability.progress import ProgressDisplay, closing_table, reward_curve_png
@@ -30,7 +31,7 @@ from forge_core.runs import RunRef
 from forge_core.runs.checks import check_run, with_stored_model
 from forge_core.runs.context import RunContext, attach, detach
 from forge_core.runs.planning import shard_count
-from forge_core.runs.record import RunRecord, create_run, load_run, new_run_id, resume_check, resume_run
+from forge_core.runs.record import RunRecord, create_run, load_run, resume_check, resume_run
 from forge_core.runs.sealing import seal
 from forge_core.stop import Stopped, StopToken
 from forge_core.store import Store, StoreError, open_store
@@ -41,21 +42,27 @@ SETTLE_S = 8.0  # open tasks get this long to notice a stop
 
 
 def run_name() -> str:
-    """Name of the flow run in the UI: the run's id, where the configuration gives one."""
+    """Name of the flow run in the UI: the run's id."""
     config, overrides = (runtime.flow_run.parameters[name] for name in ("config", "overrides"))
-    named = (overrides or {}).get("run.id") or (config.run.id if isinstance(config, RunConfig) else None)
-    return named or (Path(config).stem if isinstance(config, str) else "grpo")
+    try:
+        return str(with_run_id(load_config(config, overrides or {}), "grpo").run.id)
+    except ConfigError:  # the flow says what is wrong
+        return "grpo"
 
 
 def new_session(config: RunConfig | str, overrides: dict[str, Any]) -> Session:
-    """A session of a new run. Raises ConfigError before anything is stored or loaded."""
-    config = load_config(config, overrides)
-    if config.run.id is None:
-        config = config.model_copy(update={"run": config.run.model_copy(update={"id": new_run_id("grpo")})})
+    """A session of a new run, or of the run that an earlier start of this flow run has made.
+
+    Raises ConfigError before anything is stored or loaded.
+    """
+    config = with_run_id(load_config(config, overrides), "grpo")
+    assert config.run.id is not None
     store = open_store(store_uri(None, config))
+    if started_before(store, config.run.id):
+        return resumed_session(config.run.id, store.uri, [], [], False)
     for warning in check_run(config):
         checks_log.warning(warning)
-    return Session(store, create_run(store, config))
+    return Session(store, create_run(store, config, flow_run=flow_run_id()))
 
 
 def resumed_session(
@@ -65,9 +72,9 @@ def resumed_session(
     store = open_store(store_root)
     record = load_run(store, run_id)
     config = load_config(record.config, overrides)
+    changed, _ = resume_check(store, record, config, allow_keys, allow_code)  # before any code of the run is imported
     for warning in check_run(with_stored_model(store, run_id, config)):
         checks_log.warning(warning)
-    changed, _ = resume_check(store, record, config, allow_keys, allow_code)
     if changed:
         seal(store, record, StopToken())
     return Session(store, resume_run(store, record, config, allow_keys, allow_code))
@@ -139,7 +146,8 @@ class Session:
         if entries:
             self._artifacts.finish(entries)
             self._console.print(closing_table(entries))
-            self._best_effort.submit(self._write_curve, entries)
+            if runtime.deployment.id is None:  # a deployment's working directory is the code's
+                self._best_effort.submit(self._write_curve, entries)
         # Always: a thread that draws when the interpreter ends aborts the process, one that sends holds up its end.
         self._best_effort.close(10.0)
 

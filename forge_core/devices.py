@@ -112,6 +112,12 @@ def alone(config: RunConfig, role: str) -> RunConfig:
     return config.model_copy(update={"services": services.model_copy(update=elsewhere)})
 
 
+def sampling_nothing(config: RunConfig) -> RunConfig:
+    """``config`` for a process that generates nothing: the generator wants no GPU."""
+    generator = config.services.generator.model_copy(update={"with_gpus": False})
+    return config.model_copy(update={"services": config.services.model_copy(update={"generator": generator})})
+
+
 def generator_shape(config: RunConfig) -> tuple[int, int]:
     """Replicas of the generator and GPUs of each; the embedded backend is one replica with one."""
     service = config.services.generator

@@ -4,6 +4,11 @@ Guarantees:
 - Nothing is evaluated: the part before the last colon is a module or a file, the part after it an attribute.
 - A file is looked for in the working directory first, then in ``folder`` (that of the configuration).
 - A changed file is imported anew; an unchanged one is imported once per process.
+- ``source_file`` imports nothing: what a path names can be looked at before any of it runs.
+- A module's attribute is that module's own, or of its package: what it merely imported is refused, so the digest of
+  the source file speaks for the object.
+- ``check_place``: a store names code and never supplies it. A path that was read from a store is used only where its
+  file is installed, or lies below a folder in ``FORGE_CODE_PATH`` (default: the working directory).
 """
 
 from __future__ import annotations
@@ -11,10 +16,19 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
+import os
 import sys
+import sysconfig
+from importlib.machinery import ModuleSpec
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+CODE_PATH = "FORGE_CODE_PATH"
+FORGE = Path(__file__).resolve().parents[2]
+OWN_PACKAGES = ("forge_core", "tasks", "flows")
 
 
 class ObjectPathError(ValueError):
@@ -29,18 +43,73 @@ def load_object(path: str, folder: Path | None = None) -> Any:
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
         public = sorted(key for key in own if not key.startswith("_"))
         raise ObjectPathError(f"{path}: {target} has no {name!r}; it has {', '.join(public) or 'no function or class'}")
-    return getattr(module, name)
+    found = getattr(module, name)
+    _check_own(path, module, found)
+    return found
+
+
+def _check_own(path: str, module: ModuleType, found: Any) -> None:
+    """Refuse what a module has only imported: the digest of its source says nothing about that."""
+    home = getattr(found, "__module__", None)
+    if not (inspect.isclass(found) or inspect.isroutine(found)) or home is None:
+        return
+    if home != module.__name__ and home.partition(".")[0] != module.__name__.partition(".")[0]:
+        name = path.rpartition(":")[2]
+        raise ObjectPathError(f"{path}: {name} is defined in {home}: name it there ({home}:{name}), or define your own")
 
 
 def source_file(path: str, folder: Path | None = None) -> Path:
-    """The Python file that defines the module of ``path``."""
+    """The Python file that defines the module of ``path``, found without importing anything."""
     target, _ = split_path(path)
     if target.endswith(".py"):
         return find_file(path, folder)
-    origin = getattr(_import_module(path, folder), "__file__", None)
+    for root in (Path.cwd(), folder):
+        _search(root)
+    origin = _module_spec(path, target).origin
     if origin is None or not origin.endswith(".py"):
         raise ObjectPathError(f"{path}: the module {target} has no Python source file")
-    return Path(origin)
+    return Path(origin).resolve()
+
+
+def _module_spec(path: str, target: str) -> ModuleSpec:
+    """``importlib.util.find_spec`` would import the packages that ``target`` lies in."""
+    parent, _, _ = target.rpartition(".")
+    search = _module_spec(path, parent).submodule_search_locations if parent else None
+    specs = (finder.find_spec(target, search) for finder in sys.meta_path)
+    found: ModuleSpec | None = next((spec for spec in specs if spec is not None), None)
+    if found is None:
+        raise ObjectPathError(f"{path}: there is no module {target}: install it, or go to the folder that has it")
+    return found
+
+
+def check_place(path: str) -> Path:
+    """The source file of ``path``, which was read from a store. Raises ObjectPathError unless the file is this
+    machine's to offer: nothing was imported then."""
+    target, file = split_path(path)[0], source_file(path)
+    if _installed(target, file) or any(file.is_relative_to(root) for root in code_path()):
+        return file
+    raise ObjectPathError(
+        f"{path}: {file} is neither installed nor below a folder of {CODE_PATH} "
+        f"({os.pathsep.join(map(str, code_path()))}): what a store names is only looked for there: add the folder to "
+        f"{CODE_PATH}, or go to it"
+    )
+
+
+def code_path() -> list[Path]:
+    """The folders in ``FORGE_CODE_PATH``, separated as in ``PATH``; the working directory where it is not set."""
+    folders = [part for part in os.environ.get(CODE_PATH, "").split(os.pathsep) if part]
+    return [Path(part).expanduser().resolve() for part in folders] or [Path.cwd().resolve()]
+
+
+def _installed(target: str, file: Path) -> bool:
+    """Whether ``file`` is a part of Forge or of an installed distribution. The standard library is none: it holds no
+    reward, but much that runs whatever it is told to."""
+    site = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]
+    if any(file.is_relative_to(FORGE / package) for package in OWN_PACKAGES):
+        return True
+    if any(file.is_relative_to(folder) for folder in site):
+        return True
+    return not target.endswith(".py") and target.partition(".")[0] in packages_distributions()
 
 
 def split_path(path: str) -> tuple[str, str]:

@@ -34,7 +34,7 @@ class RewardError(ValueError):
 def resolve(path: str, folder: Path | None = None) -> Callable[..., Any]:
     """The function or class that ``path`` names; files are looked for in the working directory, then ``folder``."""
     try:
-        found = load_object(_full_path(path), folder)
+        found = load_object(full_path(path), folder)
     except ObjectPathError as error:
         raise RewardError(f"rewards.functions: {error}") from error
     if not callable(found):
@@ -45,7 +45,7 @@ def resolve(path: str, folder: Path | None = None) -> Callable[..., Any]:
 def source_digest(path: str, folder: Path | None = None) -> str:
     """SHA-256 (hex) of the source file that ``path`` names."""
     try:
-        return hashlib.sha256(source_file(_full_path(path), folder).read_bytes()).hexdigest()
+        return hashlib.sha256(source_file(full_path(path), folder).read_bytes()).hexdigest()
     except ObjectPathError as error:
         raise RewardError(f"rewards.functions: {error}") from error
 
@@ -86,7 +86,7 @@ def _check_call(grade: Grade, spec: Spec, options: dict[str, Any]) -> None:
         ) from error
 
 
-def _full_path(path: str) -> str:
+def full_path(path: str) -> str:
     """``path`` with a built-in name replaced by where it is defined."""
     if ":" in path:
         return path

@@ -10,8 +10,9 @@ from forge_core.data.prompts import check_dataset
 from forge_core.devices import alone
 from forge_core.models.stored import configured_model
 from forge_core.rewards.resolve import needs_answer, resolve
+from forge_core.runs.code import code_digests
 from forge_core.runs.prompt_checks import check_prompts
-from forge_core.runs.record import RunRecord, code_digests
+from forge_core.runs.record import RunRecord
 from forge_core.store import Ledger, Store
 from forge_core.weights.host_cache import keep_published
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from forge_core.data.cursor import Cursor
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, render, split_holdout
-from forge_core.devices import Placement, alone, place, visible_gpus
+from forge_core.devices import Placement, alone, place, sampling_nothing, visible_gpus
 from forge_core.evaluation.suite import heldout_prompts, policy_digest
 from forge_core.generation.base import Generator
 from forge_core.models.scratch import check_encodable
@@ -30,7 +30,7 @@ from forge_core.observability.best_effort import BestEffort
 from forge_core.rewards.actor import RewardActor
 from forge_core.runs.engines import build_generator, takes_turns
 from forge_core.runs.planning import Planner, shard_count
-from forge_core.runs.record import RunRecord, RunRef, load_run
+from forge_core.runs.record import RunRecord, RunRef, check_stored_code, load_run, refuse_generation
 from forge_core.runs.reference_session import ReferenceSession
 from forge_core.runs.tracking import ShardTracker, Untracked
 from forge_core.runs.trainer_session import TrainerSession
@@ -76,6 +76,8 @@ class RunContext:
     def __init__(
         self, store: Store, record: RunRecord, stop: StopToken | None = None, *, role: str | None = None
     ) -> None:
+        if not record.code_checked:
+            check_stored_code(record)
         self.store, self.record, self.config = store, record, record.config
         self.run_id = record.run_id
         self.stop = stop or StopToken()
@@ -164,6 +166,7 @@ class RunContext:
         return plans
 
     def _make_plan(self, batch: int) -> dict[str, Any]:
+        refuse_generation(self.record)
         cursor = Cursor(**self.plan(batch - 1)["cursor"]["after"]) if batch else Cursor(0, 0)
         return put_plan(self.store, self.run_id, batch, 0, self.planner.plan(batch, cursor))
 
@@ -211,6 +214,8 @@ class RunContext:
     def placement(self) -> Placement:
         """Which GPUs of this machine each role has."""
         config = self.config if self.role is None else alone(self.config, self.role)
+        if self.record.parent:
+            config = sampling_nothing(config)
         return place(config, visible_gpus(), nodes=node_count())
 
     def device(self, role: str) -> str:

@@ -4,22 +4,21 @@ Invariants:
 - A run id names one run for ever: creating it twice is refused, never continued silently.
 - A resumed run has the configuration and the code it started with, except for the keys (or the code) that the user
   allowed to change; each allowed change is written beside ``run.json`` and nothing is overwritten.
+- A run that was made from another one (``forge rescore``, ``forge retrain-from``) names it for ever, and generates
+  nothing.
+- The code that a stored run names is imported only after ``check_stored_code``.
 """
 
 from __future__ import annotations
 
-import hashlib
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from forge_core.config import ConfigError, RunConfig, diff
-from forge_core.config.loss_sections import CustomLossSection
-from forge_core.data.importing import ObjectPathError, source_file
-from forge_core.rewards.resolve import source_digest
+from forge_core.runs.code import check_named_code, code_digests
 from forge_core.store import Ledger, Store, layout
 
 NOT_COMPARED = {  # where a run lies and who works on it, not what it is
@@ -31,7 +30,7 @@ PLANNED = (  # beginnings of the keys (and code) that a batch is planned, sample
     "eval.split", "eval.prompts", "generator.backend", "generator.sampling_params", "services.generator.num_replicas",
     "roles.generators",
 )  # fmt: skip
-PACKAGES = ("forge_core", "tasks", "flows")
+RUN_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,21 @@ class RunRef:
 
 
 @dataclass(frozen=True)
+class Parent:
+    """Where the episodes of a run come from that generates none: batch 0 holds those of batch ``first_batch`` of the
+    run ``run_id``. They were sampled for batch ``sampled_batch`` of the run ``sampler``, by its policy versions."""
+
+    kind: Literal["rescore", "retrain-from"]
+    run_id: str
+    first_batch: int
+    sampler: str
+    sampled_batch: int
+
+
+@dataclass(frozen=True)
 class RunRecord:
-    """``run.json`` with the changes allowed since: ``changes`` counts them, ``original`` is the first configuration."""
+    """``run.json`` with the changes allowed since: ``changes`` counts them, ``original`` is the first configuration.
+    ``code_checked``: the code that the configuration names may be imported."""
 
     run_id: str
     config: RunConfig
@@ -52,6 +64,12 @@ class RunRecord:
     code: dict[str, str]
     created_at: str
     changes: int
+    parent: Parent | None = None
+    code_checked: bool = False
+
+    @property
+    def flow(self) -> str:
+        return self.parent.kind if self.parent else "grpo"
 
 
 def now() -> str:
@@ -59,37 +77,9 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def new_run_id(flow: str) -> str:
+def new_run_id(flow: str, at: datetime | None = None) -> str:
     """A run id from the flow's name and the time, such as ``grpo-20260131-235959-123``."""
-    return f"{flow}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S-%f')[:-3]}"
-
-
-def code_digests(config: RunConfig) -> dict[str, str]:
-    """Digests of the code that decides a run's numbers: Forge's own, each reward's source file and a custom loss's."""
-    root = Path(__file__).resolve().parents[2]
-    own = hashlib.sha256()
-    for file in sorted(f for package in PACKAGES for f in (root / package).rglob("*.py")):
-        own.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
-    rewards = {f"reward {f.path}": source_digest(f.path) for f in config.rewards.functions}
-    return {f"forge-rl {_version()}": own.hexdigest(), **rewards, **_custom_loss(config)}
-
-
-def _custom_loss(config: RunConfig) -> dict[str, str]:
-    if not isinstance(config.loss, CustomLossSection):
-        return {}
-    path = config.loss.path
-    try:
-        return {f"loss {path}": hashlib.sha256(source_file(path).read_bytes()).hexdigest()}
-    except ObjectPathError as error:
-        raise ConfigError(f"loss.path: {error}") from error
-
-
-def _version() -> str:
-    """The installed version; a bare checkout (on ``PYTHONPATH``) has none."""
-    try:
-        return version("forge-rl")
-    except PackageNotFoundError:
-        return "from source"
+    return f"{flow}-{(at or datetime.now(UTC)).astimezone(UTC).strftime('%Y%m%d-%H%M%S-%f')[:-3]}"
 
 
 def check_new_run(store: Store, config: RunConfig) -> None:
@@ -106,14 +96,33 @@ def _taken(store: Store, run_id: str) -> ConfigError:
     )
 
 
-def create_run(store: Store, config: RunConfig) -> RunRecord:
-    """Write ``run.json`` of a new run. Raises ConfigError when the id is taken."""
+def create_run(store: Store, config: RunConfig, parent: Parent | None = None, flow_run: str | None = None) -> RunRecord:
+    """Write ``run.json`` of a new run, which names the ``flow_run`` that made it. Raises ConfigError when the id is
+    taken."""
     assert config.run.id is not None
-    record = RunRecord(config.run.id, config, config, code_digests(config), now(), 0)
-    body = {"run_id": record.run_id, "flow": "grpo", "created_at": record.created_at, **_body(record)}
+    code = code_digests(config, parent.kind if parent else "grpo")
+    record = RunRecord(config.run.id, config, config, code, now(), 0, parent, code_checked=True)
+    made_from = ({"parent": asdict(parent)} if parent else {}) | ({"flow_run": flow_run} if flow_run else {})
+    body = {"run_id": record.run_id, "flow": record.flow, "created_at": record.created_at, **made_from, **_body(record)}
     if not store.put_new_json(layout.run_json(record.run_id), body):
         raise _taken(store, record.run_id)
     return record
+
+
+def refuse_generation(record: RunRecord) -> None:
+    """Raise ConfigError for a run whose episodes are another's."""
+    if record.parent:
+        raise ConfigError(
+            f"run {record.run_id!r} was made by `forge {record.parent.kind} {record.parent.run_id}`: its episodes are "
+            f"that run's, and nothing is generated for it: go on with `forge resume {record.run_id}`"
+        )
+
+
+def check_stored_code(record: RunRecord, config: RunConfig | None = None, *, allow_change: bool = False) -> None:
+    """Raise ConfigError unless the code that a stored run names may be imported. ``allow_change``: although it was
+    changed since. ``config``: the one to go on with, whose own names are the user's."""
+    changed = None if allow_change else record.code
+    check_named_code(record.run_id, record.config, config or record.config, record.flow, changed)
 
 
 def _body(record: RunRecord) -> dict[str, Any]:
@@ -121,7 +130,11 @@ def _body(record: RunRecord) -> dict[str, Any]:
 
 
 def load_run(store: Store, run_id: str) -> RunRecord:
-    """The record of a stored run, with its newest allowed change. Raises ConfigError when there is none."""
+    """The record of a stored run, with its newest allowed change, to look at. Raises ConfigError when there is none."""
+    if not re.fullmatch(RUN_ID, run_id):
+        raise ConfigError(
+            f"run {run_id!r}: a run id is up to 100 letters, digits and any of . _ -, the first a letter or digit"
+        )
     key = layout.run_json(run_id)
     if not store.exists(key):
         raise ConfigError(f"run {run_id!r} does not exist in {store.uri}: `forge runs` lists those that do")
@@ -131,7 +144,8 @@ def load_run(store: Store, run_id: str) -> RunRecord:
         newest = store.read_json(layout.config_change(run_id, changes))
         changes += 1
     config, original = (RunConfig.model_validate(body["config"]) for body in (newest, first))
-    return RunRecord(run_id, config, original, newest["code"], first["created_at"], changes)
+    parent = Parent(**first["parent"]) if "parent" in first else None
+    return RunRecord(run_id, config, original, newest["code"], first["created_at"], changes, parent)
 
 
 def resume_check(
@@ -140,10 +154,12 @@ def resume_check(
     """What changed since the run started, and the digests of today's code.
 
     Raises ConfigError naming each difference that was not allowed, or that batches planned already do not survive.
+    Imports none of the code that the configuration names.
     """
+    check_stored_code(record, config, allow_change=True)
     changed = [d for d in diff(record.config, config) if d[0] not in NOT_COMPARED]
     refused = [d for d in changed if not _allowed(d[0], allow_keys)]
-    code = code_digests(config)
+    code = code_digests(config, record.flow)
     code_changed = sorted(k for k in code.keys() | record.code.keys() if code.get(k) != record.code.get(k))
     problems = [f"{k}: the run has {old!r}, you gave {new!r}: --allow-config-change {k}" for k, old, new in refused]
     if code_changed and not allow_code:
@@ -178,8 +194,8 @@ def resume_run(
     """The record to go on with; an allowed change is stored beside ``run.json``. Raises ConfigError as above."""
     changed, code = resume_check(store, record, config, allow_keys, allow_code)
     if not changed:
-        return record
-    resumed = replace(record, config=config, code=code, changes=record.changes + 1)
+        return replace(record, code_checked=True)
+    resumed = replace(record, config=config, code=code, changes=record.changes + 1, code_checked=True)
     body = {**_body(resumed), "changed": changed, "changed_at": now()}
     if not store.put_new_json(layout.config_change(record.run_id, record.changes), body):
         raise ConfigError(f"run {record.run_id!r} was changed by another resume just now: try again")

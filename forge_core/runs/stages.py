@@ -31,6 +31,7 @@ from forge_core.runs.episodes import (
     rewards_bytes,
 )
 from forge_core.runs.planning import shard_groups, shard_requests
+from forge_core.runs.record import refuse_generation
 from forge_core.store import Manifest, digest, layout
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def sample_shard(ctx: RunContext, batch: int, shard: int, round: int = 0) -> Sha
 
 def sample_planned(ctx: RunContext, plan: dict[str, Any], shard: int) -> ShardRef:
     """Generate the episodes of one shard of a plan and publish them."""
+    refuse_generation(ctx.record)
     batch, round = plan["batch"], plan["round"]
     prefix = layout.episodes(ctx.run_id, batch, round, shard)
     request = _sample_request(ctx, plan, shard)

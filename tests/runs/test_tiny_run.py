@@ -218,6 +218,7 @@ def test_changed_code_is_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch,
     reward = tmp_path / "reward.py"
     reward.write_text("def grade(prompt, completion, metadata):\n    return 1.0\n")
     path = f"rewards.functions.0.path={reward}:grade"
+    monkeypatch.setenv("FORGE_CODE_PATH", str(tmp_path))
     ctx = new_run(memory(), path)
     reward.write_text("def grade(prompt, completion, metadata):\n    return 0.0\n")
     with pytest.raises(ConfigError, match=r"the code changed.*reward\.py.*--allow-code-change"):

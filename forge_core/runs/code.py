@@ -1,0 +1,85 @@
+"""The code that a configuration names: rewards, a loss, functions that make prompts.
+
+Invariants:
+- Looking at code (where it lies, its digest) imports none of it.
+- A store names code and never supplies it: what a stored configuration names is used only where this machine offers it
+  (``forge_core.data.importing.check_place``), and with the digest that the run recorded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from forge_core.config import ConfigError, RunConfig
+from forge_core.config.files import PYTHON
+from forge_core.data.importing import FORGE, OWN_PACKAGES, ObjectPathError, check_place, source_file
+from forge_core.rewards.resolve import full_path
+
+
+def code_digests(config: RunConfig, flow: str = "grpo") -> dict[str, str]:
+    """Digests of the code that decides a run's numbers: Forge's own, and the source files that ``named_code`` names."""
+    own = hashlib.sha256()
+    for file in sorted(f for package in OWN_PACKAGES for f in (FORGE / package).rglob("*.py")):
+        own.update(file.relative_to(FORGE).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return {f"forge-rl {_version()}": own.hexdigest(), **_named_digests(config, flow)}
+
+
+def named_code(config: RunConfig, flow: str = "grpo") -> dict[str, tuple[str, str]]:
+    """The code that a configuration names: what it is for -> the key that names it, and the path. ``flow``: of a kind
+    of run that uses only a part of it."""
+    rewards = {f"reward {f.path}": ("rewards.functions", full_path(f.path)) for f in config.rewards.functions}
+    loss = {f"loss {config.loss.path}": ("loss.path", config.loss.path)} if config.loss.name == "custom" else {}
+    warm_start = config.warm_start.dataset if config.warm_start else None
+    data = {
+        f"dataset {section.path}": (f"{key}.path", section.path.removeprefix(PYTHON))
+        for key, section in (("dataset", config.dataset), ("warm_start.dataset", warm_start))
+        if section is not None and section.path.startswith(PYTHON)
+    }
+    return {"rescore": rewards, "retrain-from": loss}.get(flow, {**rewards, **loss, **data})
+
+
+def _named_digests(config: RunConfig, flow: str) -> dict[str, str]:
+    found = {}
+    for name, (key, path) in named_code(config, flow).items():
+        try:
+            found[name] = _sha256(source_file(path))
+        except ObjectPathError as error:
+            raise ConfigError(f"{key}: {error}") from error
+    return found
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def check_named_code(
+    run_id: str, stored: RunConfig, used: RunConfig, flow: str, recorded: Mapping[str, str] | None
+) -> None:
+    """Raise ConfigError unless all code that ``stored`` names and ``used`` still does lies where this machine offers
+    code, with the ``recorded`` digests (None: with any)."""
+    problems, names = [], named_code(stored, flow)
+    for name in sorted(names.keys() & named_code(used, flow).keys()):
+        key, path = names[name]
+        try:
+            file = check_place(path)
+        except ObjectPathError as error:
+            problems.append(f"{key}: {error}")
+            continue
+        if recorded is not None and _sha256(file) != recorded.get(name):
+            problems.append(
+                f"{key}: {file} is not the file that run {run_id!r} recorded as {name}: restore it, or accept the "
+                f"change: forge resume {run_id} --allow-code-change"
+            )
+    if problems:
+        raise ConfigError(problems, f"the code of run {run_id!r} cannot be used")
+
+
+def _version() -> str:
+    """The installed version; a bare checkout (on ``PYTHONPATH``) has none."""
+    try:
+        return version("forge-rl")
+    except PackageNotFoundError:
+        return "from source"
