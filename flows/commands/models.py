@@ -19,7 +19,7 @@ def export(args: argparse.Namespace) -> int:
     """Write the weights, configuration and tokenizer of one version to DIR."""
     store, record, ledger = stored_run(args)
     version = (
-        evaluated_best(ledger, record.run_id) if args.best else committed_version(ledger, record.run_id, args.version)
+        evaluated_best(store, record.run_id) if args.best else committed_version(ledger, record.run_id, args.version)
     )
     target = new_folder(args.directory)
     prefix = ledger.weights_prefix(version)
@@ -43,9 +43,9 @@ def _deleted(store: Store, ledger: Ledger, record: RunRecord, version: int) -> C
     )
 
 
-def evaluated_best(ledger: Ledger, run_id: str) -> int:
+def evaluated_best(store: Store, run_id: str) -> int:
     """The version with the best evaluation reward. Raises ConfigError when none was evaluated."""
-    best = best_version(ledger)
+    best = best_version(store, run_id)
     if best is None:
         raise ConfigError(f"--best: no version of {run_id!r} was evaluated (eval.prompts=0): use --version N")
     return best

@@ -15,11 +15,11 @@ from forge_core.runs.consumption import StepData, data_metrics, episode_counts, 
 from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import TRAINING_FILE
 from forge_core.runs.evaluation import evaluate, evaluation_metrics
+from forge_core.runs.garbage import collect_garbage
 from forge_core.runs.record import now
+from forge_core.runs.redo import off_policy
 from forge_core.runs.trainer_session import Outcome
-from forge_core.runs.versions import best_version
 from forge_core.store import digest, layout
-from forge_core.store.retention import collect
 
 COLLECT_EVERY = 20  # training steps between collections where no checkpoint is due
 IDLE = {"loss": 0.0, "entropy": 0.0, "kl": 0.0, "grad_norm": 0.0}  # metrics of a step that had nothing to train
@@ -66,6 +66,7 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
         "state_digest": outcome.state_digest,
         "cursor": data.plans[0]["cursor"]["after"],
         "metrics": {**IDLE, **data_metrics(data), **outcome.metrics, **evaluated, **times},
+        **off_policy(ctx, data),
         "attempt": ctx.attempt,
         "started_at": started_at,
         "finished_at": now(),
@@ -84,7 +85,7 @@ def _commit(ctx: RunContext, entry: dict[str, Any]) -> dict[str, Any]:
         )
     ctx.candidates.pop(batch + 1, None)
     if checkpoint_due(ctx.config, batch) or (batch + 1) % COLLECT_EVERY == 0:
-        ctx.background.submit(collect_garbage, ctx)
+        ctx.background.submit(collect_garbage, ctx.store, ctx.record)
     for observer in ctx.observers:
         observer(entry)
     return entry
@@ -93,21 +94,6 @@ def _commit(ctx: RunContext, entry: dict[str, Any]) -> dict[str, Any]:
 def _checkpoint(ctx: RunContext, entry: dict[str, Any]) -> None:
     if not ctx.store.published(layout.checkpoint(ctx.run_id, entry["batch"], entry["attempt"])):
         ctx.trainer.checkpoint(entry)
-
-
-def collect_garbage(ctx: RunContext) -> None:
-    """Delete weights, checkpoints and abandoned attempts that nothing has reached for ``gc.grace`` seconds."""
-    config, best = ctx.config, best_version(ctx.ledger)
-    collect(
-        ctx.store,
-        ctx.run_id,
-        staleness=config.max_staleness,
-        keep_weights=config.weights.keep,
-        keep_checkpoints=config.checkpoint.keep,
-        grace_s=config.gc.grace,
-        now=time.time(),
-        pinned=[] if best is None else [ctx.ledger.weights_prefix(best)],
-    )
 
 
 def checkpoint_due(config: RunConfig, batch: int) -> bool:
@@ -143,7 +129,7 @@ def publish_fates(ctx: RunContext, data: StepData) -> tuple[str, str]:
 def _evaluated(ctx: RunContext, batch: int, weights: str) -> dict[str, float]:
     """The evaluation that this entry records: of the last version, before it commits (and, under ``eval/before/``, of
     the version that it trained, if any); else of ``batch``, if any."""
-    if ctx.config.eval.prompts == 0:
+    if ctx.config.eval.prompts == 0 or ctx.record.parent:  # a run with a parent generates nothing
         return {}
     if batch + 1 == ctx.config.steps:
         ctx.candidates[batch + 1] = weights

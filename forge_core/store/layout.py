@@ -69,6 +69,16 @@ def checkpoint(run_id: str, batch: int, attempt: str) -> str:
     return f"{run(run_id)}checkpoints/{number(batch)}-{attempt}/"
 
 
+def rescored_folder(run_id: str) -> str:
+    """What came of each batch of a run that ``forge rescore`` made."""
+    return f"{run(run_id)}rescored/"
+
+
+def rescored(run_id: str, batch: int) -> str:
+    """The commit of a batch whose stored episodes were graded again."""
+    return f"{rescored_folder(run_id)}{number(batch)}.json"
+
+
 def stop(run_id: str, n: int) -> str:
     """The ``n``-th stop request."""
     return f"{run(run_id)}control/stop-{number(n)}.json"
@@ -113,6 +123,11 @@ def candidate(run_id: str, version: int, n: int) -> str:
 def tombstone(run_id: str, name: str) -> str:
     """When a collector first saw that nothing reaches an object."""
     return f"{run(run_id)}gc/{name}.json"
+
+
+def best(run_id: str) -> str:
+    """The best evaluated version of the first steps, so that nobody looks through the whole ledger for it."""
+    return f"{run(run_id)}gc/best.json"
 
 
 def model(name: str, n: int) -> str:

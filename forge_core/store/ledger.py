@@ -68,7 +68,7 @@ class Ledger:
 
     def previous(self, batch: int) -> str:
         """What entry ``batch`` must carry as ``previous``. Raises LedgerError when the entry before is missing."""
-        return entry_digest(self._required(batch - 1))
+        return entry_digest(self.required(batch - 1))
 
     def commit_init(self, entry: Mapping[str, Any]) -> bool:
         """Commit version 0. False: another writer had committed it. Raises LedgerError on missing keys."""
@@ -101,11 +101,11 @@ class Ledger:
 
     def entries(self) -> list[Entry]:
         """All committed training steps in order."""
-        return [self._required(batch) for batch in range(self.head())]
+        return [self.required(batch) for batch in range(self.head())]
 
     def weights_prefix(self, version: int) -> str:
         """Where the weights of a committed version are. Raises LedgerError when it is not committed."""
-        return self._required(version - 1)["weights"]
+        return self.required(version - 1)["weights"]
 
     def verify(self) -> int:
         """Check every entry and the chain; return the head. Raises LedgerError that names the first bad entry.
@@ -116,7 +116,7 @@ class Ledger:
             missing = next(expected for expected, batch in enumerate(batches) if expected != batch)
             raise LedgerError(f"{layout.ledger(self._run_id, missing)} is missing, but later entries exist: restore it")
         for batch in batches:
-            entry = self._required(batch)
+            entry = self.required(batch)
             if entry["batch"] != batch:
                 raise LedgerError(f"{layout.ledger(self._run_id, batch)} holds the entry of step {entry['batch']}")
             check_entry(layout.ledger(self._run_id, batch), entry)
@@ -133,7 +133,8 @@ class Ledger:
     def _committed(self, version: int) -> bool:
         return self._store.exists(layout.ledger(self._run_id, version - 1))
 
-    def _required(self, batch: int) -> Entry:
+    def required(self, batch: int) -> Entry:
+        """The entry of training step ``batch``, of version 0 for -1. Raises LedgerError when it is not committed."""
         entry = self.entry(batch) if batch >= 0 else self.init()
         if entry is None:
             key = layout.ledger(self._run_id, batch) if batch >= 0 else layout.ledger_init(self._run_id)

@@ -10,34 +10,42 @@ Reachable, and never deleted:
   here: they are the product of the run.
 
 Everything else under ``weights/``, ``checkpoints/`` and ``training/`` is garbage: superseded objects, and those of
-attempts that lost. The collector that first finds an object unreachable leaves a tombstone with the time; a collector
-that finds it so ``grace_s`` later deletes it, manifest first, so that a half deleted object is no object. The clock is
-thus the collector's alone. A tombstone says whether the ledger had named the object, since an object that was not
-committed yet may still be reached later; then its grace starts anew.
+attempts that lost. The collector that first finds an object unreachable leaves a tombstone; a collector that finds it
+so ``grace_s`` later deletes it, manifest first, so that a half deleted object is no object. So a reader that found an
+object in the ledger has ``grace_s`` to read it. The age of a tombstone is measured on the store's own clock: those of
+the collectors' machines may be wrong by any time. A tombstone says whether the ledger had named the object, since one
+that was not committed yet may still be reached later; then its grace starts anew.
+
+Versions that a run evaluates are within reach by themselves: a version is evaluated before the step that trains it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from forge_core.store import layout
 from forge_core.store.checkpoints import complete_checkpoints, prefix_number
+from forge_core.store.deletion import Garbage, delete_objects
+from forge_core.store.errors import NotFound
 from forge_core.store.ledger import Ledger
-from forge_core.store.manifest import MANIFEST
 from forge_core.store.store import Store
 
 KINDS = ("weights", "checkpoints", "training")
+GRAVE = (".named.json", ".unnamed.json")
 
 
 @dataclass(frozen=True)
-class Deleted:
-    """``prefixes`` were deleted, ``files`` objects in all; ``waiting`` are unreachable but within the grace period."""
+class Collected:
+    """``garbage`` was deleted (or would be); ``waiting`` are prefixes that are unreachable, but within the grace."""
 
-    prefixes: tuple[str, ...]
-    files: int
+    garbage: tuple[Garbage, ...]
     waiting: tuple[str, ...]
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return tuple(garbage.name for garbage in self.garbage)
 
 
 def collect(
@@ -48,10 +56,10 @@ def collect(
     keep_weights: int,
     keep_checkpoints: int,
     grace_s: float,
-    now: float,
     pinned: Collection[str] = (),
-) -> Deleted:
-    """Delete what has been unreachable for ``grace_s`` seconds at time ``now`` (seconds, any one clock).
+    dry_run: bool = False,
+) -> Collected:
+    """Delete what has been unreachable for ``grace_s`` seconds; with ``dry_run`` only say what that is.
 
     ``pinned`` are weights prefixes to keep besides the roots. Raises ValueError when less than the roots would stay.
     """
@@ -67,14 +75,16 @@ def collect(
     objects = _objects(store, run_id)
     kept = reach.reachable(objects) | set(pinned)
     graves = _Graves(store, run_id)
-    graves.close(objects.keys() & kept)
     unreachable = sorted(objects.keys() - kept)
-    due = {prefix for prefix in unreachable if now - graves.since(prefix, reach.named(prefix), now) >= grace_s}
-    for prefix in sorted(due):
-        _delete(store, objects[prefix])
-    graves.close(due)
-    waiting = tuple(prefix for prefix in unreachable if prefix not in due)
-    return Deleted(tuple(sorted(due)), sum(len(objects[prefix]) for prefix in due), waiting)
+    due = [prefix for prefix in unreachable if graves.age(prefix, reach.named(prefix)) >= grace_s]
+    waiting = tuple(prefix for prefix in unreachable if prefix not in set(due))
+    collected = Collected(tuple(Garbage(prefix, objects[prefix]) for prefix in due), waiting)
+    if not dry_run:
+        for garbage in collected.garbage:
+            delete_objects(store, garbage.keys)
+        # Last: a full store takes no tombstones, but what is due makes room.
+        graves.update({prefix: reach.named(prefix) for prefix in waiting})
+    return collected
 
 
 class _Reach:
@@ -116,49 +126,49 @@ class _Reach:
 
 
 class _Graves:
-    """Tombstones: ``gc/<kind>-<number>-<attempt>.<named|unnamed>.json`` says when the object was first unreachable."""
+    """Tombstones: ``gc/<kind>-<number>-<attempt>.<named|unnamed>.json`` was written when the object was first found
+    unreachable."""
 
     def __init__(self, store: Store, run_id: str) -> None:
         self._store = store
         self._run_id = run_id
-        self._keys = set(store.list(f"{layout.run(run_id)}gc"))
+        self._keys = {key for key in store.list(f"{layout.run(run_id)}gc") if key.endswith(GRAVE)}
+        self._now = store.now()
 
-    def since(self, prefix: str, named: bool, now: float) -> float:
-        """When ``prefix`` was first found unreachable in this state: ``now`` when this is the first time."""
+    def age(self, prefix: str, named: bool) -> float:
+        """For how long ``prefix`` has been unreachable in this state: 0 when this is the first time."""
         key = self._key(prefix, named)
         if key not in self._keys:
-            self._store.put_new_json(key, {"prefix": prefix, "seen_at": now})
-            self._keys.add(key)
-        return self._store.read_json(key)["seen_at"]
+            return 0.0
+        try:
+            return self._now - self._store.written_at(key)
+        except NotFound:
+            return 0.0  # another collector has closed it
 
-    def close(self, prefixes: Iterable[str]) -> None:
-        """Forget what was noted about ``prefixes``: they are reachable again, or deleted."""
-        for prefix in prefixes:
-            for key in {self._key(prefix, named) for named in (True, False)} & self._keys:
-                self._store.delete(key)
-                self._keys.discard(key)
+    def update(self, waiting: Mapping[str, bool]) -> None:
+        """Note that the prefixes ``waiting`` are unreachable (and whether named), where that is not noted; forget what
+        was noted about others: they are reachable again, or deleted."""
+        wanted = {self._key(prefix, named): prefix for prefix, named in waiting.items()}
+        for key in wanted.keys() - self._keys:
+            self._store.put_new_json(key, {"prefix": wanted[key]})
+        for key in self._keys - wanted.keys():
+            self._store.delete(key)
 
     def _key(self, prefix: str, named: bool) -> str:
         kind, name = prefix.removeprefix(layout.run(self._run_id)).rstrip("/").split("/")
         return layout.tombstone(self._run_id, f"{kind}-{name}.{'named' if named else 'unnamed'}")
 
 
-def _objects(store: Store, run_id: str) -> dict[str, list[str]]:
-    """Prefix -> keys of everything that may be deleted, complete or not."""
-    objects: dict[str, list[str]] = defaultdict(list)
+def _objects(store: Store, run_id: str) -> dict[str, dict[str, int]]:
+    """Prefix -> keys with sizes of everything that may be deleted, complete or not."""
+    objects: dict[str, dict[str, int]] = defaultdict(dict)
     for kind in KINDS:
         folder = f"{layout.run(run_id)}{kind}/"
-        for key in store.list(folder):
-            objects[folder + key.removeprefix(folder).partition("/")[0] + "/"].append(key)
+        for key, size in store.sizes(folder).items():
+            objects[folder + key.removeprefix(folder).partition("/")[0] + "/"][key] = size
     return dict(objects)
 
 
 def _place(prefix: str) -> tuple[str, int]:
     """Kind and number of ``runs/<run_id>/<kind>/<number>-<attempt>/``."""
     return prefix.split("/")[2], prefix_number(prefix)
-
-
-def _delete(store: Store, keys: list[str]) -> None:
-    manifests = [key for key in keys if key.endswith(f"/{MANIFEST}")]
-    for key in [*manifests, *(key for key in keys if key not in set(manifests))]:
-        store.delete(key)

@@ -131,7 +131,8 @@ class S3Backend:
         return parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
 
     def written_at(self, path: str) -> float:
-        return self._request("head_object", path)["LastModified"].timestamp()
+        # Whole seconds, rounded down: rounded up here, so that no age is ever too high.
+        return self._request("head_object", path)["LastModified"].timestamp() + 1.0
 
     def unfinished(self) -> builtins.list[Unfinished]:
         uploads = (item for page in self._pages("list_multipart_uploads", "") for item in page["Uploads"])

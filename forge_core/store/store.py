@@ -94,6 +94,11 @@ class Store:
         """The root of a store of plain files; None where objects are no files of this host."""
         return self._backend.folder
 
+    @property
+    def longest_poll_s(self) -> float:
+        """Seconds between two looks of somebody who waits for an object: what a look costs decides."""
+        return self._backend.longest_poll_s
+
     def put_new(self, key: str, data: bytes) -> bool:
         """Create ``key`` with ``data`` (1 byte to under 8 MiB). True: this call created it. False: it was there."""
         return self._backend.create(check_key(key), check_body(key, data), uuid.uuid4().hex)

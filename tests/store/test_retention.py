@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_core.store import Store, layout, open_store
+from forge_core.store import CorruptObject, Ledger, Store, layout, open_store
 from forge_core.store.checkpoints import complete_checkpoints, publish_checkpoint
-from forge_core.store.retention import Deleted, collect
+from forge_core.store.retention import Collected, collect
 from tests.store.entries import RUN, committed, entry, init_entry
 
 KEPT_FOR_EVER = ("plans", "episodes", "rewards", "reference", "ledger")
@@ -31,6 +32,7 @@ class Run:
         self, staleness: int, keep_weights: int, keep_checkpoints: int, grace_s: float, root: str = "memory:/"
     ) -> None:
         self.store: Store = open_store(f"{root}/{uuid.uuid4().hex}")
+        self.store._backend.clock = lambda: self.now  # type: ignore[attr-defined]  # the clock of a store in memory
         self.rules: dict[str, Any] = {
             "staleness": staleness,
             "keep_weights": keep_weights,
@@ -77,10 +79,10 @@ class Run:
     def wait(self) -> None:
         self.now += 7.0
 
-    def collect(self) -> Deleted:
+    def collect(self) -> Collected:
         self.observe()
         before = set(self.objects())
-        deleted = collect(self.store, RUN, now=self.now, **self.rules)
+        deleted = collect(self.store, RUN, **self.rules)
         assert before - set(self.objects()) == set(deleted.prefixes)
         for prefix in deleted.prefixes:
             assert self.now - self.last_reachable.get(prefix, -1e9) >= self.rules["grace_s"], prefix
@@ -190,10 +192,12 @@ def versions(run: Run) -> list[int]:
 
 def test_the_window_of_staleness_the_newest_versions_and_version_0_stay() -> None:
     run = grown(10, staleness=3, keep_weights=2)
+    before = sum(run.store.sizes("").values())
     deleted = run.collect()
     assert versions(run) == [0, 7, 8, 9, 10]
     assert len(deleted.prefixes) == 6 + 8  # versions 1 to 6, and all checkpoints but two
-    assert deleted.files == 6 * 2 + 8 * 3
+    assert sum(len(garbage.keys) for garbage in deleted.garbage) == 6 * 2 + 8 * 3
+    assert sum(garbage.bytes for garbage in deleted.garbage) == before - sum(run.store.sizes("").values())
     run = grown(10, staleness=0, keep_weights=4)
     run.collect()
     assert versions(run) == [0, 7, 8, 9, 10]
@@ -272,18 +276,21 @@ def test_a_checkpoint_that_was_complete_after_all_gets_a_grace_period_of_its_own
 def test_pinned_weights_stay_and_their_grace_starts_anew() -> None:
     run = grown(6, staleness=0, keep_weights=1, grace_s=10.0)
     pinned = run.ledger.weights_prefix(3)
-    collect(run.store, RUN, now=0, **run.rules)
-    deleted = collect(run.store, RUN, now=20, pinned=[pinned], **run.rules)
+    run.collect()
+    run.now = 20
+    deleted = collect(run.store, RUN, pinned=[pinned], **run.rules)
     assert pinned not in deleted.prefixes + deleted.waiting
-    assert pinned in collect(run.store, RUN, now=21, **run.rules).waiting
-    assert pinned in collect(run.store, RUN, now=31, **run.rules).prefixes
+    run.now = 21
+    assert pinned in run.collect().waiting
+    run.now = 31
+    assert pinned in run.collect().prefixes
 
 
 def test_a_deletion_removes_the_manifest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     run = grown(6)
     deleted: list[str] = []
     monkeypatch.setattr(run.store, "delete", deleted.append)
-    prefixes = collect(run.store, RUN, now=0, **run.rules).prefixes
+    prefixes = collect(run.store, RUN, **run.rules).prefixes
     for prefix in prefixes:
         assert next(key for key in deleted if key.startswith(prefix)) == f"{prefix}manifest.json"
 
@@ -294,6 +301,69 @@ def test_a_collection_that_was_interrupted_is_finished_by_the_next() -> None:
     run.store.delete(f"{doomed}manifest.json")
     assert doomed in run.collect().prefixes
     assert run.store.list(doomed) == []
+
+
+def test_a_dry_run_says_what_would_go_and_changes_nothing() -> None:
+    run = grown(6)
+    before = run.store.list("")
+    said = collect(run.store, RUN, dry_run=True, **run.rules)
+    assert run.store.list("") == before
+    assert said.prefixes
+    assert run.collect().garbage == said.garbage
+    waits = grown(6, grace_s=10.0)
+    before = waits.store.list("")
+    assert collect(waits.store, RUN, dry_run=True, **waits.rules).waiting
+    assert waits.store.list("") == before  # no tombstone: the grace does not begin
+
+
+def test_a_tombstone_whose_object_is_gone_goes_too() -> None:
+    run = grown(4, grace_s=10.0)
+    for key in run.store.list(run.collect().waiting[0]):
+        run.store.delete(key)
+    graves = len(run.store.list(f"runs/{RUN}/gc"))
+    run.collect()
+    assert len(run.store.list(f"runs/{RUN}/gc")) == graves - 1
+
+
+@pytest.mark.parametrize("ahead_s", [86_400.0, -86_400.0])
+def test_the_clocks_of_two_collectors_are_never_compared(
+    store: Store, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    rules = {"staleness": 0, "keep_weights": 1, "keep_checkpoints": 2, "grace_s": 3600.0}
+    ledger = committed(store, 5)
+    for version in range(6):
+        store.publish(ledger.weights_prefix(version), {"data": b"x"}, request="r")
+    here = time.time()
+    clock = time.time  # of the store in memory
+    if store.uri.startswith("memory"):
+        monkeypatch.setattr(store._backend, "clock", clock)
+    monkeypatch.setattr(time, "time", lambda: here - ahead_s)
+    assert len(collect(store, RUN, **rules).waiting) == 4
+    monkeypatch.setattr(time, "time", lambda: here + ahead_s)
+    assert collect(store, RUN, **rules).prefixes == ()
+
+
+def test_a_reader_slower_than_several_collections_reads_to_the_end(store: Store) -> None:
+    grace_s = 4.0 if store.uri.startswith("s3") else 1.0
+    rules = {"staleness": 0, "keep_weights": 1, "keep_checkpoints": 2, "grace_s": grace_s}
+    ledger = committed(store, 1)
+    files = {f"model-{part}.safetensors": bytes([part]) * 1000 for part in range(6)}
+    store.publish(ledger.weights_prefix(1), files, request="r")
+    collect(store, RUN, **rules)
+    reader = store.open_published(Ledger(store, RUN).weights_prefix(1))  # reachable now, and then no more
+    for batch in (1, 2):
+        ledger.commit(entry(batch, ledger.previous(batch)))
+    first_unreachable = time.monotonic()
+    for name, body in files.items():
+        collect(store, RUN, **rules)
+        assert reader.read(name) == body
+        time.sleep(0.05)
+    while not (deleted := collect(store, RUN, **rules)).prefixes:
+        time.sleep(0.05)
+    assert time.monotonic() - first_unreachable >= grace_s
+    assert deleted.prefixes == (reader.manifest.prefix,)
+    with pytest.raises(CorruptObject, match="is missing although the manifest"):
+        reader.read("model-0.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -309,7 +379,7 @@ def test_rules_that_keep_less_than_a_resume_needs_are_refused(setting: str, rule
     run = grown(0)
     run.rules[rule] = value
     with pytest.raises(ValueError, match=f"{setting} is {value}: a run that can be resumed needs"):
-        collect(run.store, RUN, now=0, **run.rules)
+        collect(run.store, RUN, **run.rules)
 
 
 @pytest.mark.server
