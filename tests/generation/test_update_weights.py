@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from forge_core.generation.hf import HFGenerator
+from forge_core.models import probe
 from forge_core.models.errors import WeightsError
 from tests.generation.conftest import make_folder, mixed_requests, reference_logprobs, reference_model, request
 
@@ -113,6 +114,31 @@ def test_damaged_weights_are_refused_and_the_old_version_keeps_serving(damage, m
     assert engine.generate(mixed_requests()) == before
     engine.update_weights(2)
     assert engine.get_version() == 2
+    engine.shutdown()
+
+
+def publish_probe(folder: Path, of: Path) -> None:
+    """Put into ``folder`` what the weights of another folder compute."""
+    model, ids = reference_model(of), torch.tensor(probe.sequences(21, 200))
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(ids).logits[:, :-1], -1).gather(2, ids[:, 1:, None]).squeeze(2)
+    probe.write(folder, ids.tolist(), logprobs.tolist(), "float32")
+
+
+def test_weights_that_do_not_compute_what_was_published_are_refused(versions, tmp_path):
+    folder = shutil.copytree(versions[1], tmp_path / "wrong")
+    publish_probe(folder, of=versions[2])
+    engine = HFGenerator(lambda v: folder if v == 1 else versions[v], version=0, threads=1)
+    before = engine.generate(mixed_requests())
+    with pytest.raises(WeightsError, match="not what the trainer published"):
+        engine.update_weights(1)
+    assert engine.get_version() == 0
+    assert engine.generate(mixed_requests()) == before
+    with pytest.raises(WeightsError, match="probe of version 1"):
+        HFGenerator(lambda v: folder, version=1, threads=1)
+    publish_probe(folder, of=versions[1])
+    engine.update_weights(1)
+    assert engine.get_version() == 1
     engine.shutdown()
 
 

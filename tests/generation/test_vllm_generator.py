@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -25,6 +26,8 @@ from forge_core.data_model import Completion, GenerationRequest, SamplingParams
 from forge_core.generation.hf import HFGenerator
 from forge_core.generation.vllm import VLLMGenerator, version_spans
 from forge_core.generation.vllm_settings import VLLMSettings
+from forge_core.generation.vllm_slots import RESERVED
+from forge_core.models import probe
 from forge_core.models.errors import WeightsError
 from forge_core.stop import Stopped, StopToken
 from tests.generation.conftest import make_folder, request
@@ -95,6 +98,12 @@ def transformers_logprobs(folder: Path, token_ids: list[int]) -> list[float]:
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(token_ids[1:])[:, None]).squeeze(1).tolist()
 
 
+def publish_probe(folder: Path, of: Path) -> None:
+    """Put into ``folder`` what the weights of another folder compute."""
+    token_ids = probe.sequences(21, LENGTH)
+    probe.write(folder, token_ids, [transformers_logprobs(of, ids) for ids in token_ids], "float32")
+
+
 def distance(a: list[float], b: list[float]) -> float:
     return max(abs(x - y) for x, y in zip(a, b, strict=True))
 
@@ -104,6 +113,25 @@ def in_background(work: Callable[[], list[Completion]]) -> tuple[threading.Threa
     thread = threading.Thread(target=lambda: results.append(work()))
     thread.start()
     return thread, results
+
+
+@contextmanager
+def running(engine: VLLMGenerator, requests: list[GenerationRequest]) -> Iterator[None]:
+    """``requests`` run while the body does, and are ended with it."""
+    stop = StopToken()
+
+    def generate() -> None:
+        with suppress(Stopped):
+            engine.generate(requests, stop=stop)
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    running_tokens(engine)
+    try:
+        yield
+    finally:
+        stop.set("the test is over")
+        thread.join()
 
 
 def running_tokens(engine: VLLMGenerator) -> None:
@@ -263,6 +291,16 @@ def test_a_running_response_goes_on_with_the_new_weights(endless: VLLMGenerator,
     assert distance(waited[0].logprobs, expected) < EXACT
 
 
+def test_a_probe_waits_for_no_response_to_end(endless: VLLMGenerator, versions: Versions) -> None:
+    new = next_version(endless)
+    publish_probe(versions(new), of=versions(new))
+    with running(endless, many(2 * SLOTS, 2000)):
+        endless.update_weights(new)
+        assert endless.last_update["probe"] > 0
+        endless.score(list(request("12+3=").prompt_ids))
+        assert len(endless._assigned) == 2 * SLOTS, "responses have ended: the probe may have waited for that"
+
+
 def test_drain_finishes_what_runs_with_the_old_weights(endless: VLLMGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = endless.get_version(), next_version(endless)
     monkeypatch.setattr(endless._pool, "settings", dataclasses.replace(endless._settings, drain=True))
@@ -323,7 +361,7 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_serve_on(
 
 def test_the_configuration_of_vllm_is_shown(engine: VLLMGenerator) -> None:
     config = engine.get_vllm_config()
-    assert config["scheduler"]["max_num_seqs"] == SLOTS
+    assert config["scheduler"]["max_num_seqs"] == SLOTS + RESERVED
     assert config["model"]["max_model_len"] == LENGTH
 
 
@@ -350,17 +388,15 @@ def test_faults_of_one_engine(versions: Versions, tmp_path: Path) -> None:
     try:
         before = generator.score(list(request("12+3=").prompt_ids))
         tokens = list(request("12+3=").prompt_ids)
-        probe = {"token_ids": tokens, "logprobs": [x + 0.5 for x in transformers_logprobs(folders(1), tokens)]}
-        (folders(1) / "probe.json").write_text(json.dumps(probe))
+        publish_probe(folders(1), of=folders(2))  # the trainer meant other weights
         thread, results = in_background(lambda: generator.generate(many(4, 1000)))
         running_tokens(generator)
-        with pytest.raises(WeightsError, match="version 0 keeps serving"):
+        with pytest.raises(WeightsError, match=r"probe of version 1 differ .* version 0 keeps serving"):
             generator.update_weights(1)
         thread.join()  # sampled again by the restarted engine
         assert {s.version for c in results[0] for s in c.metadata["version_spans"]} == {0}
         assert generator.score(tokens) == before
-        probe["logprobs"] = transformers_logprobs(folders(1), tokens)
-        (folders(1) / "probe.json").write_text(json.dumps(probe))
+        publish_probe(folders(1), of=folders(1))
         generator.update_weights(1)
         thread, results = in_background(lambda: generator.generate(many(4, 1000)))
         running_tokens(generator)
