@@ -3,7 +3,7 @@
 Invariants:
 - A role meets the others in the store alone: it waits for the objects that its work needs (polling with back-off), does
   the same tasks as the one-flow run, and publishes.
-- It ends by itself within ``LOOK_S`` of the run's last commit, within seconds of a stop, and after ``roles.wait_s``
+- It ends by itself within seconds of the run's last commit, within seconds of a stop, and after ``roles.wait_s``
   without anything new in the run: a role never waits for ever for a producer that has died.
 - What it was doing when it is killed is done again by whoever takes over; what it has published stays.
 """
@@ -41,7 +41,7 @@ from forge_core.stop import Stopped, StopToken
 from forge_core.store import CorruptObject, IdentityError, LedgerError, layout, open_store
 
 log = logging.getLogger("forge")
-FIRST_LOOK_S, LOOK_S = 0.05, 2.0  # between two looks at the store: at first, and at most
+FIRST_LOOK_S = 0.05  # between two looks at the store, at first; ``Store.longest_poll_s`` at most
 START_WAIT_S = 3600.0  # for run.json: roles may be started before their run
 BEATS = 5  # heartbeats in a claim's timeout
 REFUSALS = (  # trying again would end the same way
@@ -123,7 +123,7 @@ class RoleSession:
             self.context.prefetch_newest()
             self._check_alive()
             self.stop.wait(pause)
-            pause = min(pause * 1.5, LOOK_S)
+            pause = min(pause * 1.5, self._store.longest_poll_s)
         self._moved.seconds("waiting", time.monotonic())  # there is work, so the run is alive
         return found
 
