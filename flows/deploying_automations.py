@@ -3,8 +3,10 @@
 Invariants:
 - A run of ours that was alive and is silent for ``SILENCE`` has crashed: nobody is left who could say so when worker
   and flow were both killed. Runs without the tag ``forge`` are left alone; ours send a heartbeat every 30 s.
-- A crashed run with the tag ``restart-after-crash`` is scheduled again: the same flow run, so the same parameters. The
-  flow goes on with its stored run, and fails instead of crashing when that leads nowhere, which ends the circle.
+- A run with the tag ``restart-after-crash`` that has crashed, and that nobody has done anything about for ``PAUSE``, is
+  scheduled again: the same flow run, so the same parameters. The flow goes on with its stored run, and fails instead of
+  crashing when that leads nowhere, which ends the circle. The pause is there because a worker reports a crash twice,
+  and its second report would undo the restart; it also keeps code that cannot even be imported from spinning.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from prefect.events.actions import ActionTypes, ChangeFlowRunState, RunDeploymen
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
 SILENCE = timedelta(seconds=90)
+PAUSE = timedelta(seconds=15)
 HEARTBEAT, CRASHED = "prefect.flow-run.heartbeat", "prefect.flow-run.Crashed"
 ENDED = ("Completed", "Failed", "Cancelled", "Crashed")
 RETRAIN = "retrain/nightly"
@@ -58,9 +61,11 @@ def _crashed_runs() -> AutomationCore:
             match={"prefect.resource.id": ["prefect.flow-run.*"]},
             match_related=_tag("restart-after-crash"),
             for_each={"prefect.resource.id"},
-            expect={CRASHED},
-            posture=Posture.Reactive,
+            after={CRASHED},
+            expect={f"prefect.flow-run.{state}" for state in ("Scheduled", "AwaitingRetry", "Pending", "Running")},
+            posture=Posture.Proactive,
             threshold=1,
+            within=PAUSE,
         ),
         ChangeFlowRunState(state=StateType.SCHEDULED, message="started again after a crash", force=True),
     )

@@ -19,7 +19,6 @@ from typing import Any
 import yaml
 from prefect import Flow
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.exceptions import PrefectException
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.templating import apply_values
@@ -137,7 +136,7 @@ def _parsed(file: Path, folder: Path) -> Project:
 def _read_flow(file: Path, deployment: Deployment) -> None:
     try:
         flow: Flow[Any, Any] = load_flow_from_entrypoint(deployment.entrypoint)
-    except (PrefectException, ImportError, AttributeError, OSError, ValueError) as error:
+    except Exception as error:  # the module of a flow may raise anything
         where = f"{file}: deployment {deployment.name}: entrypoint {deployment.entrypoint}"
         raise ConfigError([f"no flow could be loaded: {error}"], where) from error
     deployment.flow = flow.name

@@ -71,6 +71,10 @@ class RunRecord:
     def flow(self) -> str:
         return self.parent.kind if self.parent else "grpo"
 
+    def sampled_batch(self, batch: int) -> int:
+        """The batch that the episodes of ``batch`` were sampled for, by the run whose versions they name."""
+        return batch + self.parent.sampled_batch if self.parent else batch
+
 
 def now() -> str:
     """The time as ISO 8601 in UTC."""

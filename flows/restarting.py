@@ -1,0 +1,47 @@
+"""A flow run that is started again, after a crash or with Retry in the UI, goes on with the run that it made.
+
+Invariants:
+- Where the configuration names no run, the run's id follows from the flow run alone: each start finds the same run.
+- Only the flow run that made a run goes on with it unasked; another one with the same ``run.id`` is refused.
+- A flow run that keeps crashing ends as Failed: it may be started ``CRASHES`` times more often than it has committed
+  training steps.
+"""
+
+from __future__ import annotations
+
+from prefect import runtime
+from prefect.context import FlowRunContext
+
+from forge_core.config import ConfigError, RunConfig
+from forge_core.runs.record import new_run_id
+from forge_core.store import Ledger, Store, layout
+
+CRASHES = 3
+
+
+def flow_run_id() -> str | None:
+    """Id of the flow run that this process works on."""
+    return runtime.flow_run.id
+
+
+def with_run_id(config: RunConfig, flow: str) -> RunConfig:
+    """``config`` with a run id: its own, or that of this flow run."""
+    if config.run.id is not None:
+        return config
+    context = FlowRunContext.get()
+    run_id = new_run_id(flow, context.flow_run.created if context and context.flow_run else None)
+    return config.model_copy(update={"run": config.run.model_copy(update={"id": run_id})})
+
+
+def started_before(store: Store, run_id: str) -> bool:
+    """Whether this flow run has made ``run_id`` already. Raises ConfigError when starting it again leads nowhere."""
+    key = layout.run_json(run_id)
+    if flow_run_id() is None or not store.exists(key) or store.read_json(key).get("flow_run") != flow_run_id():
+        return False
+    starts, committed = runtime.flow_run.run_count, max(0, Ledger(store, run_id).head())
+    if starts > committed + 1 + CRASHES:
+        raise ConfigError(
+            f"this flow run was started {starts} times and has committed {committed} training steps: look into the log "
+            f"for the cause; once it is mended: forge resume {run_id}"
+        )
+    return True
