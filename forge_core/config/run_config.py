@@ -49,7 +49,8 @@ class ScratchModel(Section):
 class DatasetSection(Section):
     path: str = Field(
         description="Where prompts come from: a hub id (org/name or hf://org/name), a local JSONL, Parquet, CSV or "
-        "dataset folder, reasoning_gym://<task>, or python://<module or file.py>:<function>."
+        "dataset folder, a pattern of such files (data/*.jsonl), reasoning_gym://<task>, or python://<module or "
+        "file.py>:<function>."
     )
     name: str | None = Field(None, description="Configuration name of a hub data set.")
     split: str = Field("train", description="Split to train on.")

@@ -27,8 +27,10 @@ from forge_core.data.sources import (
     FILE_TYPES,
     Source,
     function_rows,
+    is_pattern,
     load_function,
     read_file,
+    read_files,
     reasoning_gym_rows,
 )
 
@@ -120,7 +122,7 @@ def check_dataset(section: DatasetSection, *, seed: int = 0, needs_answer: bool 
         load_function(section.path.removeprefix("python://"), section.options, seed, key)
         return
     place = section.path.removeprefix("hf://")
-    if "://" not in place and not Path(place).exists():
+    if "://" not in place and not Path(place).exists() and not is_pattern(place):
         _refuse_missing_file(place, key)
         from forge_core.data.hub import check_hub
 
@@ -166,6 +168,8 @@ def _open(section: DatasetSection, seed: int, limit: int | None, key: str) -> So
     from forge_core.data import hub
 
     local = Path(place)
+    if is_pattern(place):
+        return read_files(place, limit, key)
     if local.is_file():
         return read_file(local, limit, key)
     if local.is_dir() and any((local / name).exists() for name in ("state.json", "dataset_dict.json")):

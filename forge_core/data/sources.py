@@ -14,6 +14,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from glob import glob
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,23 @@ def read_file(path: Path, limit: int | None, key: str) -> Source:
         raise DataError(f"{key}.path: {path} is not one of the file types {', '.join(FILE_TYPES)}: convert it to JSONL")
     rows = list(islice(readers[path.suffix](path, key), limit))
     return Source(rows, columns_of(rows, str(path), key), path.stem)
+
+
+def is_pattern(place: str) -> bool:
+    """Whether ``place`` is a pattern of file names (``incoming/*.jsonl``) and no file of that very name."""
+    return any(sign in place for sign in "*?[") and not Path(place).exists()
+
+
+def read_files(pattern: str, limit: int | None, key: str) -> Source:
+    """Rows of all files that ``pattern`` matches, file by file in the order of their names."""
+    files = sorted(Path(name) for name in glob(pattern, recursive=True) if Path(name).is_file())
+    if not files:
+        raise DataError(f"{key}.path: no file matches {pattern!r} (looked from {Path.cwd()})")
+    rows: list[Row] = []
+    for file in files:
+        if limit is None or len(rows) < limit:
+            rows += read_file(file, None if limit is None else limit - len(rows), key).rows
+    return Source(rows, columns_of(rows, pattern, key), Path(pattern).parent.name or "prompts")
 
 
 def columns_of(rows: Sequence[Row], where: str, key: str) -> list[str]:

@@ -46,7 +46,8 @@ class Summary:
     tasks: dict[str, Summary] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        tasks = {name: summary.to_json() for name, summary in self.tasks.items()}
+        return {**asdict(self), "passes": {str(k): share for k, share in self.passes.items()}, "tasks": tasks}
 
 
 @dataclass(frozen=True)

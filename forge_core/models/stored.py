@@ -16,6 +16,7 @@ from forge_core.config.run_config import RunConfig
 from forge_core.models.errors import ModelError
 from forge_core.models.resolve import check_model_folder, resolve_model
 from forge_core.store import Ledger, Store, open_store
+from forge_core.weights.host_cache import keep_published
 
 SCHEME = "run://"
 
@@ -48,7 +49,7 @@ def configured_model(config: RunConfig) -> Path:
 
 def stored_model(store: Store, wanted: RunVersion) -> Path:
     """A local folder with the weights of a version of a run, as long as this process needs it."""
-    return check_model_folder(store.local_dir(stored_prefix(store, wanted), pin=True))
+    return check_model_folder(keep_published(store, stored_prefix(store, wanted)))
 
 
 def stored_prefix(store: Store, wanted: RunVersion) -> str:

@@ -73,15 +73,16 @@ class Registry:
             return None
 
     def entries(self) -> list[Entry]:
-        """The whole history, oldest first. Raises LedgerError when it is not an unbroken chain."""
-        newest_first = list(self.newest_first())
-        for entry, before in pairwise(newest_first):
+        """The whole history, oldest first. An audit: it lists the store, to find entries after a gap. Raises
+        LedgerError when the history is not an unbroken chain."""
+        found = [self._required(n) for n in range(len(self.store.list(f"models/{self.name}")))]
+        for before, entry in pairwise(found):
             if entry["previous"] != digest(before):
                 raise LedgerError(
                     f"{layout.model(self.name, before['n'])} is not what entry {entry['n']} followed: it was changed; "
                     "restore it"
                 )
-        return newest_first[::-1]
+        return found
 
     def newest_first(self) -> Iterator[Entry]:
         """The history backwards, read as far as it is looked at."""
@@ -211,19 +212,6 @@ def check_name(name: str) -> str:
 def names(store: Store) -> list[str]:
     """The names of all models of the store, sorted."""
     return sorted({key.split("/")[1] for key in store.list("models")})
-
-
-def protected_weights(store: Store) -> set[str]:
-    """Weights that no collector may delete: of every alias, and of what a rollback would put in place."""
-    found: set[str] = set()
-    for name in names(store):
-        registry = Registry(store, name)
-        head = registry.head()
-        records = list(head["aliases"].values()) if head else []
-        if head and (production := head["aliases"][PRODUCTION]):
-            records.append(registry.before(production))
-        found |= {record["weights"] for record in records if record}
-    return found
 
 
 def require_weights(store: Store, record: Record, what: str) -> None:

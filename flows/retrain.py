@@ -1,0 +1,63 @@
+"""Scheduled retraining: new data, a candidate, its evaluation, the gate, the registry.
+
+Everything is in the store and none of it twice: a retraining that is started again after a crash, with the same inputs
+or the same ``retrain_id``, goes on with its run, finds its evaluations, and is decided once. Training happens in this
+process, not in a flow of its own: a flow that starts while the Prefect server restarts fails, a running one goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+from prefect.states import Cancelled, Completed
+
+from flows.retraining import announce_decision, nothing_to_do, retraining_name, store_of, train_candidate
+from flows.stoppable import stoppable
+from forge_core.config.retrain_config import RetrainConfig, load_retrain_config
+from forge_core.retraining.beginning import NothingToDo, Retraining, begin
+from forge_core.retraining.judging import enter
+from forge_core.stop import Stopped, StopToken
+from forge_core.store import Store
+from tasks.evaluate_model import evaluate_model
+from tasks.promote import promote_or_reject
+
+
+@flow(name="retrain", flow_run_name=retraining_name)
+def retrain(
+    config: RetrainConfig | str,
+    overrides: dict[str, Any] | list[str] | None = None,
+    retrain_id: str | None = None,
+    force: bool = False,
+) -> Any:
+    """Train the production model on new data, and promote the result if it passes the gate.
+
+    ``config``: a YAML file or the values. ``overrides``: dotted keys of it, or of the run. ``retrain_id``: goes on with
+    this retraining; left out: the one that these data, model and settings mean. ``force``: also without new data.
+    """
+    settings, run = load_retrain_config(config, overrides or {})
+    store = store_of(run)
+    work = begin(store, settings, run, retrain_id, force)
+    if isinstance(work, NothingToDo):
+        return nothing_to_do(work)
+    trained = train_candidate(store, work)
+    if not trained.is_completed():
+        return trained
+    try:
+        with stoppable(store, work.retrain_id) as stop:
+            entry = judged(store, work, stop)
+    except Stopped as stopped:
+        return Cancelled(message=f"{stopped}; start the retraining again to go on with {work.retrain_id}")
+    return Completed(message=announce_decision(entry))
+
+
+def judged(store: Store, work: Retraining, stop: StopToken) -> dict[str, Any]:
+    """The registry entry that promotes or rejects the candidate. When another model became the production model
+    meanwhile, the candidate is compared with that one."""
+    entry = None
+    while entry is None:
+        contest = enter(store, work)
+        opponents = {"candidate": contest.candidate, "baseline": contest.baseline}
+        evaluations = {role: evaluate_model(store.uri, work.run, p, stop) for role, p in opponents.items()}
+        entry = promote_or_reject(store.uri, work, contest, evaluations, stop)
+    return entry

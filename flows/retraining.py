@@ -1,0 +1,64 @@
+"""The parts of the retraining flow that talk to Prefect or to a run's session."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from prefect import runtime
+from prefect.states import Completed, State
+
+from flows.announcing import announce
+from flows.grpo import train_policy
+from flows.session import new_session, resumed_session
+from forge_core.config import RunConfig, store_uri
+from forge_core.config.retrain_config import RetrainConfig
+from forge_core.retraining.beginning import NothingToDo, Retraining
+from forge_core.retraining.report import VERBS, report
+from forge_core.store import Ledger, Store, layout, open_store
+from forge_core.weights.registry import Entry, shown
+
+log = logging.getLogger("forge")
+
+
+def retraining_name() -> str:
+    """Name of the flow run in the UI."""
+    config = runtime.flow_run.parameters["config"]
+    return config.name if isinstance(config, RetrainConfig) else Path(config).stem
+
+
+def store_of(run: RunConfig) -> Store:
+    return open_store(store_uri(None, run))
+
+
+def nothing_to_do(work: NothingToDo) -> State[Any]:
+    log.info(work.why)
+    return Completed(message=work.why)
+
+
+def train_candidate(store: Store, work: Retraining) -> State[Any]:
+    """The GRPO run of a retraining: begun, gone on with, or found finished."""
+    if Ledger(store, work.retrain_id).head() >= work.run.steps:
+        return Completed(message="trained before")
+    begun = store.exists(layout.run_json(work.retrain_id))
+    session = resumed_session(work.retrain_id, store.uri, {}, [], False) if begun else new_session(work.run, {})
+    with session:
+        train_policy(session)
+    assert session.outcome is not None
+    return session.outcome
+
+
+def announce_decision(entry: Entry) -> str:
+    """Tell the Prefect server; the decision in one line."""
+    verb = VERBS[entry["action"]]
+    subject = entry["subject"]
+    payload = {
+        **{key: subject[key] for key in ("run_id", "version", "weights_digest")},
+        **{"name": entry["name"], "entry": entry["n"], "reason": entry["reason"]},
+        "retrain_id": entry["decision"]["retrain_id"],
+    }
+    announce(f"forge.model.{verb}", entry["name"], payload, report(entry))
+    line = f"{verb} {shown(subject)} as {entry['name']}: {entry['reason']}"
+    log.info(line)
+    return line
