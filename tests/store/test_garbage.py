@@ -60,8 +60,8 @@ def collected(store: Store, record: RunRecord, clock: Clock) -> list[int]:
     return left(store)
 
 
-def record_of(ledger: Ledger, version: int) -> dict[str, Any]:
-    return {"weights": ledger.weights_prefix(version), "weights_digest": f"w{version}", "run_id": RUN,
+def record_of(store: Store, ledger: Ledger, version: int) -> dict[str, Any]:
+    return {"weights": ledger.weights_prefix(version), "weights_digest": store.open_published(ledger.weights_prefix(version)).manifest.content, "run_id": RUN,
             "version": version, "promoted_at": None, "evaluation": None, "parent": None, "data": None,
             "replaced": None}  # fmt: skip
 
@@ -70,12 +70,12 @@ def test_what_the_registry_stands_for_or_goes_back_to_stays(memory: Store, clock
     record, ledger = started(memory), with_weights(memory, 6)
     registry = Registry(memory, "math")
     for version in (1, 2, 3):
-        registry.promote(record_of(ledger, version), "better")
-    registry.register(record_of(ledger, 4), "new")
+        registry.promote(record_of(memory, ledger, version), "better")
+    registry.register(record_of(memory, ledger, 4), "new")
     assert registered_weights(memory) == {ledger.weights_prefix(version) for version in (2, 3, 4)}
     assert collected(memory, record, clock) == [0, 2, 3, 4, 6]
     registry.rollback("worse after all")
-    registry.promote(record_of(ledger, 6), "best")
+    registry.promote(record_of(memory, ledger, 6), "best")
     assert collected(memory, record, clock) == [0, 2, 4, 6]
 
 
