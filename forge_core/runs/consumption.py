@@ -58,7 +58,7 @@ def load_step(ctx: RunContext, batch: int) -> StepData:
     """The batch for its first training step: fates are decided here, and the staleness bound is checked."""
     data = _load(ctx, batch, shard_prefixes(ctx, batch))
     groups = [group for plan in data.plans for group in planned_groups(ctx.run_id, plan)]
-    data.fates = decide_fates(groups, data.episodes, batch, fate_rules(ctx.config))
+    data.fates = decide_fates(groups, data.episodes, ctx.record.sampled_batch(batch), fate_rules(ctx.config))
     return data
 
 

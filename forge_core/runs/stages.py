@@ -198,19 +198,24 @@ def _refuse_outage(config: RunConfig, prefix: str, graded: list[Graded]) -> None
         )
 
 
-def reference_shard(ctx: RunContext, episodes: ShardRef, accepted: Collection[str] | None = None) -> ShardRef:
-    """Compute and publish the reference log-probabilities of one shard, or of its ``accepted`` groups."""
-    prefix = layout.reference(ctx.run_id, episodes.batch, episodes.round, episodes.shard)
-    request = digest(
+def reference_request(ctx: RunContext, content: str, accepted: Collection[str] | None) -> str:
+    """The request of reference log-probabilities for episodes with the digest ``content``."""
+    return digest(
         {
             "stage": "reference",
             "schema": SCHEMA_VERSION,
             "model": ctx.store.open_published(ctx.ledger.weights_prefix(0)).manifest.content,
-            "episodes": episodes.content,
+            "episodes": content,
             "accepted": None if accepted is None else sorted(accepted),
             "temperature": ctx.config.grpo.temperature,
         }
     )
+
+
+def reference_shard(ctx: RunContext, episodes: ShardRef, accepted: Collection[str] | None = None) -> ShardRef:
+    """Compute and publish the reference log-probabilities of one shard, or of its ``accepted`` groups."""
+    prefix = layout.reference(ctx.run_id, episodes.batch, episodes.round, episodes.shard)
+    request = reference_request(ctx, episodes.content, accepted)
     if not ctx.store.published(prefix):
         rows = [e for e in read_episodes(ctx.store, episodes.prefix) if accepted is None or e.group_id in accepted]
         started = time.monotonic()
