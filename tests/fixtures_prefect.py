@@ -1,12 +1,21 @@
-"""One real Prefect server for the tests that need one."""
+"""Real Prefect servers: the child of a run, and one that an operator starts; each once for all tests that need it."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from flows.home import QUIET
 from flows.server import ServerHandle, ensure_server
 
 
@@ -23,3 +32,54 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerH
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
+
+
+@dataclass(frozen=True)
+class OperatedServer:
+    """A server as an operator starts it, with all services; ``environment`` is that of its workers and clients."""
+
+    url: str
+    ui_url: str
+    home: Path
+    environment: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def operated_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]:
+    """``forge server``, started once for the session."""
+    with forge_server(tmp_path_factory.mktemp("operated-home")) as server:
+        yield server
+
+
+@contextmanager
+def forge_server(home: Path, **settings: str) -> Iterator[OperatedServer]:
+    """``forge server`` on a free port, until the block ends. ``settings``: variables of its environment."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    command = [str(Path(sys.executable).with_name("forge")), "server", "--port", "0"]
+    log = (home / "output.log").open("wb")
+    process = subprocess.Popen(command, env={**clean, "FORGE_HOME": str(home), **settings}, stdout=log, stderr=log)
+    try:
+        url = _answering(home, process)
+        client = {"FORGE_HOME": str(home), "PREFECT_HOME": str(home / "client"), "PREFECT_API_URL": url, **QUIET}
+        yield OperatedServer(url, url.removesuffix("/api"), home, {**clean, **client})
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _answering(home: Path, process: subprocess.Popen[bytes]) -> str:
+    """Address of the server, once it answers."""
+    record, deadline = home / "server.json", time.monotonic() + 180
+    while True:
+        assert process.poll() is None, (home / "output.log").read_text()
+        assert time.monotonic() < deadline, "the server does not answer"
+        if record.exists() and answers(url := str(json.loads(record.read_text())["url"])):
+            return url
+        time.sleep(0.2)
+
+
+def answers(url: str) -> bool:
+    try:
+        return bool(urllib.request.urlopen(f"{url}/health", timeout=5).read() == b"true")
+    except OSError:
+        return False
