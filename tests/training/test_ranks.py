@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from forge_core.models import probe
 from forge_core.stop import Stopped, StopToken
 from forge_core.training.trainer import TitanTrainer
 from tests.training.rank_worker import STEPS, grpo_samples, spawn, totals_of, train, trainer_of
@@ -44,6 +45,7 @@ def two_ranks(rank: int, out: Path, tied: Path, untied: Path) -> dict[str, Any]:
     tensor = trainer_of(tied, tensor_parallel=2, activation_checkpointing="selective")
     found["tensor"] = measured(tensor)
     tensor.load(out / "checkpoint")
+    tensor.push_weights(out / "tensor-weights")
     found["resumed_tensor"] = train(tensor, range(HALF, STEPS))
     stages = trainer_of(untied, pipeline_parallel=2)
     found["pipeline"] = measured(stages)
@@ -130,6 +132,7 @@ def test_a_checkpoint_of_pipeline_stages_is_a_whole_model(two: Any, folders: tup
     trainer.load(out / "stages")
     trainer.push_weights(tmp_path)
     assert_equal_tensors(tensors_of(out / "stages-weights"), tensors_of(tmp_path))
+    assert_equal_probes(out / "stages-weights", tmp_path)
 
 
 def test_ranks_divide_an_export_among_themselves(two: Any, folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -145,6 +148,9 @@ def test_ranks_divide_an_export_among_themselves(two: Any, folders: tuple[Path, 
     assert not parts[0] & parts[1]
     assert parts[0] | parts[1] == {f.name for f in (out / "weights").glob("*.safetensors")}
     assert not (out / "weights-1" / "config.json").exists()
+    assert not (out / "weights-1" / probe.PROBE).exists()
+    assert_equal_probes(out / "weights", tmp_path)
+    assert_equal_probes(out / "tensor-weights", tmp_path)
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -163,6 +169,15 @@ def assert_equal_tensors(found: dict[str, torch.Tensor], expected: dict[str, tor
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
+
+
+def assert_equal_probes(folder: Path, other: Path) -> None:
+    ours, theirs = probe.read(folder), probe.read(other)
+    assert ours is not None
+    assert theirs is not None
+    assert ours["token_ids"] == theirs["token_ids"]
+    for found, expected in zip(ours["logprobs"], theirs["logprobs"], strict=True):
+        assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_stop_seen_by_one_rank_ends_all(two: Any) -> None:
