@@ -12,9 +12,10 @@ from typing import Any
 from prefect import flow
 from prefect.states import Cancelled, Completed
 
+from flows.parameters import RetrainParameter
 from flows.retraining import announce_decision, nothing_to_do, retraining_name, store_of, train_candidate
 from flows.stoppable import stoppable
-from forge_core.config.retrain_config import RetrainConfig, load_retrain_config
+from forge_core.config.retrain_config import load_retrain_config
 from forge_core.retraining.beginning import NothingToDo, Retraining, begin
 from forge_core.retraining.judging import enter
 from forge_core.stop import Stopped, StopToken
@@ -25,7 +26,7 @@ from tasks.promote import promote_or_reject
 
 @flow(name="retrain", flow_run_name=retraining_name)
 def retrain(
-    config: RetrainConfig | str,
+    config: RetrainParameter,
     overrides: dict[str, Any] | list[str] | None = None,
     retrain_id: str | None = None,
     force: bool = False,
