@@ -86,3 +86,4 @@ def test_forge_train_runs_it_from_outside_and_the_run_is_there(folder: Path):
     assert "forge resume first" in again.err
     assert run_forge(folder, "export", "first", "model", "--best").status == 0
     assert "qwen3" in (folder / "model" / "config.json").read_text()
+    assert not (folder / "model" / "probe.json").exists()
