@@ -11,6 +11,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from forge_core.home import forge_home as forge_home
+
 QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
@@ -22,11 +24,6 @@ DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 
 class ServerError(RuntimeError):
     """No Prefect server could be reached or started; the message says what to do."""
-
-
-def forge_home(home: Path | None = None) -> Path:
-    """The folder of this user's Prefect databases and server logs."""
-    return Path(home or os.environ.get("FORGE_HOME") or Path.home() / ".forge").expanduser().absolute()
 
 
 def free_database(home: Path) -> tuple[int, Path]:

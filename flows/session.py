@@ -25,6 +25,7 @@ from flows.stopping import StopWatcher
 from flows.window import Window
 from forge_core.config import ConfigError, RunConfig, load_config, store_uri
 from forge_core.config.overrides import Overrides
+from forge_core.logs import ProcessLog
 from forge_core.observability.best_effort import BestEffort
 from forge_core.observability.progress import ProgressDisplay, closing_table, reward_curve_png
 from forge_core.runs import RunRef
@@ -93,6 +94,7 @@ class Session:
         self._context = RunContext(store, record, self.stop)
         self._watcher = StopWatcher(self.stop, store, record.run_id, runtime.flow_run.id)
         self._best_effort = BestEffort(limit_s=30.0)
+        self._log = ProcessLog(record.run_id, role=None)
         self._artifacts = RunArtifacts(self._best_effort, runtime.flow_run.id, record.run_id, self.config.steps)
         self._console = wide_console()
         self._progress = ProgressDisplay(record.run_id, self.config.steps, console=self._console)
@@ -128,6 +130,7 @@ class Session:
             if not self.window.settle(0.0):
                 self._context.close()
             detach(self.run)
+            self._log.close()
         self.outcome = self._final_state(error)
         return isinstance(error, Stopped)
 

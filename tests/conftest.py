@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 pytest_plugins = ["tests.fixtures_prefect", "tests.fixtures_s3"]
 
 SLOWER_TIERS = ("server", "engine", "soak")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forge_home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Logs and databases of tests lie in no home that a person uses."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("FORGE_HOME", str(tmp_path_factory.mktemp("home")))
+    yield
+    patch.undo()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -65,7 +64,8 @@ class _Work:
         changes = {"model": str(self.folder), "warm_start": None, "store": store.uri}
         self.config = alone(config.model_copy(update=changes), "generator")
         check_run(self.config)
-        self.run_id, self.attempt = f"evaluation-{policy.digest[:12]}", uuid.uuid4().hex[:8]
+        self.run_id = f"evaluation-{policy.digest[:12]}"
+        self.role: str | None = "evaluation"
 
     # What is asked ------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from forge_core.logs import engine_logs
 
 if TYPE_CHECKING:
     from forge_core.config import RunConfig
@@ -16,10 +17,11 @@ OWN_MEMORY = 0.9
 
 
 class Host(Protocol):
-    """Who loads an engine: a run (``RunContext``), or an evaluation. ``weights_dir`` gives the folder of a version."""
+    """Who loads an engine: a run (``RunContext``), or an evaluation. ``weights_dir`` gives the folder of a version,
+    ``role`` is that of this process (None: all of them)."""
 
     run_id: str
-    attempt: str
+    role: str | None
 
     @property
     def config(self) -> RunConfig: ...
@@ -44,7 +46,7 @@ def takes_turns(ctx: Host) -> bool:
 
 def logs_folder(ctx: Host) -> Path:
     """Where the child processes of this process write their logs."""
-    return Path(tempfile.gettempdir()) / f"forge-{ctx.run_id}-{ctx.attempt}"
+    return engine_logs(ctx.run_id, ctx.role)
 
 
 def _embedded(ctx: Host, version: int) -> Generator:

@@ -61,9 +61,10 @@ def collected(store: Store, record: RunRecord, clock: Clock) -> list[int]:
 
 
 def record_of(store: Store, ledger: Ledger, version: int) -> dict[str, Any]:
-    return {"weights": ledger.weights_prefix(version), "weights_digest": store.open_published(ledger.weights_prefix(version)).manifest.content, "run_id": RUN,
-            "version": version, "promoted_at": None, "evaluation": None, "parent": None, "data": None,
-            "replaced": None}  # fmt: skip
+    prefix = ledger.weights_prefix(version)
+    content = store.open_published(prefix).manifest.content
+    unknown = dict.fromkeys(("promoted_at", "evaluation", "parent", "data", "replaced"))
+    return {"weights": prefix, "weights_digest": content, "run_id": RUN, "version": version, **unknown}
 
 
 def test_what_the_registry_stands_for_or_goes_back_to_stays(memory: Store, clock: Clock) -> None:
