@@ -25,6 +25,7 @@ from flows.window import raise_if_failed
 from forge_core.algorithms.fates import StalenessError
 from forge_core.config import ConfigError
 from forge_core.data.errors import DataError
+from forge_core.logs import ProcessLog
 from forge_core.models.errors import ModelError
 from forge_core.runs import RunRef
 from forge_core.runs.checks import check_role
@@ -66,18 +67,16 @@ class RoleSession:
         self._watcher = StopWatcher(self.stop, self._store, run_id, runtime.flow_run.id)
         self._running: list[tuple[Any, Any]] = []  # work, and the future of its task
         self._moved = Unchanged()
+        self._log = ProcessLog(run_id, role)
+        self._context: RunContext | None = None
+        self._heartbeat: Heartbeat | None = None
 
     def __enter__(self) -> RoleSession:
         self._watcher.__enter__()
-        try:
-            self._open()
-        except BaseException as error:
-            self.__exit__(type(error), error, None)
-            raise
         return self
 
-    def _open(self) -> None:
-        self._context: RunContext | None = None
+    def open(self) -> None:
+        """Wait for the run, check that this process can work on it, and show the others that it does."""
         self._store.wait_for(layout.run_json(self.run.run_id), timeout_s=START_WAIT_S, stop=self.stop)
         record = load_run(self._store, self.run.run_id)
         for warning in check_role(self._store, record, self.role):
@@ -89,17 +88,22 @@ class RoleSession:
         timeout_s = self.config.roles.claim_timeout_s
         self.claims = Claims(self._store, self.run.run_id, self.name, timeout_s=timeout_s)
         beat_s = timeout_s / BEATS
-        self.heartbeat = Heartbeat(self._store, self.run.run_id, self.role, self.name, every_s=beat_s)
-        self.heartbeat.__enter__()
+        self._heartbeat = Heartbeat(self._store, self.run.run_id, self.role, self.name, every_s=beat_s)
+        self._heartbeat.__enter__()
 
     @property
     def context(self) -> RunContext:
         assert self._context is not None
         return self._context
 
+    @property
+    def heartbeat(self) -> Heartbeat:
+        assert self._heartbeat is not None
+        return self._heartbeat
+
     # What there is to do --------------------------------------------------------------------------------------------
 
-    def join(self) -> None:
+    def await_policy(self) -> None:
         """Wait for version 0, and import what its model needs while no other thread runs."""
         self.heartbeat.doing("waiting for version 0")
         self.wait_until(lambda: self.context.ledger.head() >= 0)
@@ -189,7 +193,9 @@ class RoleSession:
         if self._context is not None:
             self._context.close()
             detach(self.run)
-            self.heartbeat.__exit__(None, None, None)
+        if self._heartbeat is not None:
+            self._heartbeat.__exit__(None, None, None)
+        self._log.close()
         self.outcome = final_state(self.role, error)
         return self.outcome is not None
 

@@ -21,7 +21,8 @@ from tasks import evaluate, initialise, reference_logprobs, rollout, score, trai
 def generator(run_id: str, store: str, name: str | None = None) -> Any:
     """Sample the shards of open batches that nobody else has claimed, and the evaluations that are due."""
     with RoleSession("generator", run_id, store, name) as role:
-        role.join()
+        role.open()
+        role.await_policy()
         for work in role.work(role.claimed):
             if isinstance(work, Rollout):
                 role.start(work, rollout.submit(role.run, work.batch, work.shard, work.round), role.at_once)
@@ -35,6 +36,7 @@ def generator(run_id: str, store: str, name: str | None = None) -> Any:
 def scorer(run_id: str, store: str, name: str | None = None) -> Any:
     """Grade the sampled shards of open batches."""
     with RoleSession("scorer", run_id, store, name) as role:
+        role.open()
         for episodes in role.work(lambda: next(role.frontier.unscored(), None)):
             role.start(episodes, score.submit(role.run, episodes.batch, episodes))
     return role.outcome
@@ -44,7 +46,8 @@ def scorer(run_id: str, store: str, name: str | None = None) -> Any:
 def reference(run_id: str, store: str, name: str | None = None) -> Any:
     """Compute the reference log-probabilities of the sampled shards of open batches."""
     with RoleSession("reference", run_id, store, name) as role:
-        role.join()
+        role.open()
+        role.await_policy()
         for batch, shards in role.work(lambda: next(role.frontier.unreferenced(), None)):
             whole = shards if role.config.filters.dynamic_sampling else shards[0]
             role.start(whole, reference_logprobs.submit(role.run, batch, whole))
@@ -55,6 +58,7 @@ def reference(run_id: str, store: str, name: str | None = None) -> Any:
 def trainer(run_id: str, store: str, name: str | None = None) -> Any:
     """Publish version 0, then take every training step as soon as what it consumes is there."""
     with RoleSession("trainer", run_id, store, name) as role:
+        role.open()
         role.context.evaluate_candidate = evaluated_elsewhere
         initialise(role.run)
         for step in role.work(role.frontier.step):

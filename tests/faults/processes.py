@@ -38,7 +38,8 @@ class Forge:
     def __init__(self, folder: Path, *arguments: object, own_server: bool = False) -> None:
         self.tag = uuid.uuid4().hex
         self.started = time.monotonic()
-        environment = {**os.environ, TAG: self.tag, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+        code = {"PYTHONPATH": str(ROOT), "FORGE_CODE_PATH": str(ROOT)}
+        environment = {**os.environ, **code, TAG: self.tag, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
         if own_server:  # a child of the run, in a Forge home that no other run uses
             environment |= {"FORGE_HOME": str(folder / "home")}
             environment.pop("PREFECT_API_URL", None)
