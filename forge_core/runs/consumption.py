@@ -128,6 +128,7 @@ def _sample(e: Episode, fate: Fate, reference: list[float] | None) -> Sample:
         weights=before + [fate.advantage] * len(e.response_ids),
         generator_logprobs=before + e.response_logprobs,
         ref_logprobs=None if reference is None else before + reference,
+        crossed=len({span.version for span in e.version_spans}) > 1,
     )
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_core.algorithms.losses import CustomLoss, PolicyLoss, build_loss
+from forge_core.algorithms.losses.base import ONE_VERSION_GAP
 from forge_core.algorithms.metrics import over_steps
 from forge_core.algorithms.ops import Totals
 from forge_core.engine_thread import EngineThread
@@ -216,7 +217,7 @@ class TrainerSession:
         return metrics
 
     def _warn_of_mismatch(self, batch: int, metrics: dict[str, float]) -> None:
-        limit, found = self._loss.mismatch_alarm, metrics.get("mismatch/mean_abs_logprob", 0.0)
+        limit, found = self._loss.mismatch_alarm, metrics.get(ONE_VERSION_GAP, 0.0)
         if limit is not None and found > limit:
             self._ctx.note(
                 f"training step {batch}: log-probabilities of sampler and trainer differ by {found:.3g} on average, "

@@ -41,7 +41,7 @@ class Sample:
 
     ``loss_mask[t]`` says whether predicting token t counts; ``weights[t]`` is its advantage (RL) or weight (SFT).
     ``generator_logprobs``, ``ref_logprobs`` and ``proximal_logprobs`` hold 0.0 where nothing was sampled. Entry 0 never
-    counts: nothing predicts the first token.
+    counts: nothing predicts the first token. ``crossed``: the weights changed while the response was sampled.
     """
 
     tokens: list[int]
@@ -50,6 +50,7 @@ class Sample:
     generator_logprobs: list[float] | None = None
     ref_logprobs: list[float] | None = None
     proximal_logprobs: list[float] | None = None
+    crossed: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ def build(samples: Sequence[Sample], layout: Layout, pad_id: int) -> TextTrainBa
     starts = np.array([s for row, members in enumerate(rows) for s in _starts(samples, members, row * row_len)], int)
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     places = np.repeat(starts, lengths) + within
+    crossed = np.array([sample.crossed for sample in samples], np.float32)
 
     def column(values: Iterable | np.ndarray, fill: float, dtype: type) -> torch.Tensor:
         flat: np.ndarray = np.full(height * row_len, fill, dtype=dtype)
@@ -183,6 +185,7 @@ def build(samples: Sequence[Sample], layout: Layout, pad_id: int) -> TextTrainBa
         position_ids=column(within, 0, np.int64),
         document_ids=column(np.repeat(np.array(order, int), lengths), -1, np.int64),
         proximal_logprobs=logprobs("proximal_logprobs"),
+        crossed=column(np.repeat(crossed[order], lengths), 0.0, np.float32) if crossed.any() else None,
     )
 
 

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from forge_core.algorithms.losses import LOSSES
+from forge_core.data_model import VersionSpan
+from forge_core.runs.consumption import load_step
 from forge_core.runs.context import RunContext
-from tests.runs.harness import advance, decided, new_run, reopened
+from forge_core.runs.initialise import initialise
+from tests.runs.harness import advance, decided, make_batch, new_run, reopened
 
 pytestmark = pytest.mark.engine
 
@@ -61,9 +64,9 @@ def test_the_proximal_policy_is_the_one_that_the_training_step_starts_from() -> 
 
 
 def test_a_single_optimizer_step_needs_no_further_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forge_core.training.trainer import TitanTrainer
+    from forge_core.training.stored import StoredTrainer
 
-    monkeypatch.setattr(TitanTrainer, "logprobs", None)
+    monkeypatch.setattr(StoredTrainer, "logprobs_samples", None)
     ctx = run("loss.correction={name: icepop}")
     assert metrics(ctx)[0]["ratio/mean"] == 1.0
     ctx.close()
@@ -92,6 +95,23 @@ def test_the_alarm_warns_of_a_mismatch_above_its_threshold(limit: str, warned: b
     assert [note.startswith("training step 0: log-probabilities of sampler and trainer") for note in notes] == (
         [True] if warned else []
     )
+    ctx.close()
+
+
+@pytest.mark.parametrize(("swaps", "warned"), [("all", False), ("one", True)])
+def test_the_alarm_does_not_count_responses_during_which_the_weights_changed(swaps: str, warned: bool) -> None:
+    ctx = new_run(f"memory://alarm-{swaps}", "loss.mismatch_alarm=1e-12")
+    initialise(ctx)
+    make_batch(ctx, 0)
+    data = load_step(ctx, 0)
+    episodes = data.generated if swaps == "all" else data.generated[:1]
+    for episode in episodes:
+        episode.version_spans = [VersionSpan(0, 0, 1), VersionSpan(1, 1, len(episode.response_ids))]
+    notes: list[str] = []
+    ctx.note = notes.append
+    found = ctx.trainer.learn(data).metrics
+    assert 0.0 < found[MISMATCH] < 1e-4
+    assert ("mismatch/one_version_mean_abs_logprob" in found) == warned == bool(notes)
     ctx.close()
 
 

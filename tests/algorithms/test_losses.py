@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from forge_core.algorithms.losses import DAPOLoss, GRPOLoss, GSPOLoss, PolicyLoss, ReinforceLoss
+from forge_core.algorithms.losses.base import ONE_VERSION_GAP
+from forge_core.algorithms.metrics import accumulate
 from forge_core.algorithms.ops import Totals, compute_logprobs
 from forge_core.data_model import TextTrainBatch
-from tests.algorithms.batches import EVERY_LOSS, evaluate, packed, random_rows
+from tests.algorithms.batches import EVERY_LOSS, Rows, evaluate, packed, random_rows
 
 every_loss = pytest.mark.parametrize("loss_fn", [make() for make in EVERY_LOSS.values()], ids=list(EVERY_LOSS))
 TINY = 1e-12
@@ -192,6 +194,31 @@ def test_the_mismatch_metrics_follow_their_definitions() -> None:
     assert found["mismatch/k3"] == pytest.approx((weight - 1 - gap).mean().item())
     size = weight.sum() ** 2 / (len(weight) * weight.square().sum())
     assert found["mismatch/effective_samples"] == pytest.approx(size.item())
+
+
+def test_responses_of_several_versions_are_left_out_of_one_mean_and_not_of_the_other() -> None:
+    rows, loss_fn = random_rows(), GRPOLoss(beta=0.0)
+    whole = loss_fn.finish(evaluate(loss_fn, rows, [slice(0, 6)])[2])
+    crossed = torch.zeros_like(rows.mask)
+    crossed[[1, 4]] = 1.0
+    found = mismatch_of(loss_fn, rows, crossed)
+    gap = (rows.logprobs.detach() - rows.generator).abs()
+    kept = (rows.mask > 0) & (crossed == 0)
+    assert found.pop(ONE_VERSION_GAP) == pytest.approx(gap[kept].mean().item())
+    assert whole[ONE_VERSION_GAP] == whole["mismatch/mean_abs_logprob"]
+    assert found == pytest.approx({name: value for name, value in whole.items() if name != ONE_VERSION_GAP})
+    assert ONE_VERSION_GAP not in mismatch_of(loss_fn, rows, torch.ones_like(crossed))
+
+
+def mismatch_of(loss_fn: PolicyLoss, rows: Rows, crossed: torch.Tensor) -> dict[str, float]:
+    """The step's metrics when the rows came in two micro-batches, the first of them saying nothing of crossing."""
+    sums: dict[str, float] = {}
+    for part in (slice(0, 1), slice(1, 6)):
+        batch = rows.batch(part)
+        batch.crossed = crossed[part] if crossed[part].any() else None
+        metrics = loss_fn.from_logprobs(rows.logprobs[part], rows.entropy[part], batch, rows.totals)[1]
+        accumulate(sums, metrics)
+    return loss_fn.finish({name: float(value) for name, value in sums.items()})
 
 
 def test_equal_policies_have_no_mismatch_and_a_full_effective_sample() -> None:

@@ -15,7 +15,7 @@ from forge_core.training.packing import Sample, documents, pack, round_up
 def document(length: int, first: int = 1) -> Sample:
     tokens = list(range(first, first + length))
     logprobs = ([-factor * t for t in tokens] for factor in (1.0, 2.0, 3.0))
-    return Sample(tokens, [True] * length, [0.5] * length, *logprobs)
+    return Sample(tokens, [True] * length, [0.5] * length, *logprobs, crossed=length % 3 == 0)
 
 
 def read_back(batches: list, index: int) -> dict[str, list]:
@@ -27,7 +27,8 @@ def read_back(batches: list, index: int) -> dict[str, list]:
             assert len(rows) == 1, "a document must lie in one row"
             columns = here[rows[0]].nonzero().flatten()
             assert columns.tolist() == list(range(int(columns[0]), int(columns[-1]) + 1)), "and without gaps"
-            return {f.name: getattr(batch, f.name)[here].tolist() for f in dataclasses.fields(batch)}
+            columns_of = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+            return {name: None if column is None else column[here].tolist() for name, column in columns_of.items()}
     raise AssertionError(f"document {index} is missing")
 
 
@@ -45,6 +46,9 @@ def test_every_document_lies_whole_in_one_row_of_a_batch_within_the_budget(lengt
         assert found["ref_logprobs"] == sample.ref_logprobs[1:]
         assert found["proximal_logprobs"] == sample.proximal_logprobs[1:]
         assert found["target_weights"] == sample.weights[1:]
+        assert (found["crossed"] or [0.0] * (len(sample.tokens) - 1)) == [float(sample.crossed)] * (
+            len(sample.tokens) - 1
+        )
     positions = sum(int((batch.document_ids >= 0).sum()) for batch in batches)
     assert positions == sum(length - 1 for length in lengths)
     assert all(batch.input_ids.numel() <= budget for batch in batches)

@@ -38,11 +38,13 @@ from forge_core.algorithms.ops import (
 from forge_core.data_model import TextTrainBatch
 
 COMPUTED, WEIGHT, WEIGHT_SQUARED = "tokens/computed", "mismatch/weight", "mismatch/weight_squared"
+ONE_VERSION, ONE_VERSION_GAP = "mismatch/one_version", "mismatch/one_version_mean_abs_logprob"
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """One micro-batch as a loss sees it: all ``[B, T]``, float32 or wider, zero where masked."""
+    """One micro-batch as a loss sees it: all ``[B, T]``, float32 or wider, zero where masked. ``one_version`` is 0 in
+    responses that several policy versions sampled."""
 
     logprobs: Tensor
     anchor: Tensor
@@ -50,6 +52,7 @@ class Tokens:
     advantages: Tensor
     mask: Tensor
     document_ids: Tensor | None
+    one_version: Tensor
 
 
 class Loss:
@@ -163,7 +166,8 @@ class PolicyLoss(Loss):
             given = batch.proximal_logprobs
             anchor_BT = current_BT.detach() if given is None else clean(given)
         advantages_BT = clean(batch.target_weights)
-        return Tokens(current_BT, anchor_BT, generator_BT, advantages_BT, mask_BT, batch.document_ids)
+        one_version_BT = torch.ones_like(current_BT) if batch.crossed is None else 1.0 - widen(batch.crossed)
+        return Tokens(current_BT, anchor_BT, generator_BT, advantages_BT, mask_BT, batch.document_ids, one_version_BT)
 
     def _kl(self, tokens: Tokens, batch: TextTrainBatch) -> Tensor:
         if batch.ref_logprobs is None:
@@ -183,6 +187,8 @@ class PolicyLoss(Loss):
         w_BT = bounded_BT.exp()
         per_token = per_token | {
             "mismatch/mean_abs_logprob": gap_BT.abs(),
+            ONE_VERSION_GAP: gap_BT.abs() * tokens.one_version,
+            ONE_VERSION: tokens.one_version,
             "mismatch/k3": w_BT - 1.0 - bounded_BT,
             COMPUTED: torch.ones_like(w_BT),
             WEIGHT: w_BT,
@@ -196,10 +202,13 @@ class PolicyLoss(Loss):
         denominators; their share is what ``tokens/computed`` lacks to 1).
 
         ``mismatch/effective_samples`` is Kish's effective sample size of the sampler's tokens for the trainer's policy,
-        as a share of the tokens: ``(sum w)^2 / (N sum w^2)``.
+        as a share of the tokens: ``(sum w)^2 / (N sum w^2)``. ``mismatch/one_version_mean_abs_logprob`` leaves out
+        responses whose log-probabilities come from several policies; where all do, there is none.
         """
         computed = metrics[COMPUTED]
         if not computed:
             return metrics
         means = {n: value if is_maximum(n) or n == COMPUTED else value / computed for n, value in metrics.items()}
-        return means | {"mismatch/effective_samples": means.pop(WEIGHT) ** 2 / means.pop(WEIGHT_SQUARED)}
+        gap, share = means.pop(ONE_VERSION_GAP), means.pop(ONE_VERSION)
+        means |= {"mismatch/effective_samples": means.pop(WEIGHT) ** 2 / means.pop(WEIGHT_SQUARED)}
+        return means | ({ONE_VERSION_GAP: gap / share} if share else {})
