@@ -20,8 +20,8 @@ from packaging.specifiers import SpecifierSet
 
 from flows.check import Check
 from flows.doctor_engines import cores, engine_checks
+from flows.doctor_store import store_checks
 from flows.home import ServerError, forge_home, prepare_home
-from forge_core.store import StoreError, open_store
 
 DISTRIBUTION = "forge-rl"
 ESSENTIAL = ("torch", "torchtitan", "transformers", "prefect", "sqlalchemy", "importlib_metadata")
@@ -44,7 +44,7 @@ def report(store: str | None = None, home: Path | None = None) -> list[Check]:
         _disk("disk of the Forge home", forge_home(home)),
     ]
     if store is not None:
-        checks.append(_store(store))
+        checks += store_checks(store)
         if "://" not in store or store.startswith("file://"):
             checks.append(_disk("disk of the store", Path(store.removeprefix("file://")).expanduser()))
     return checks
@@ -127,11 +127,3 @@ def _disk(name: str, folder: Path) -> Check:
     if free < LOW_DISK:
         return Check(name, False, detail, "free some space, or choose another folder (FORGE_HOME, store=)")
     return Check(name, True, detail)
-
-
-def _store(uri: str) -> Check:
-    try:
-        open_store(uri)
-    except StoreError as error:
-        return Check("store", False, str(error), "choose another store with --store or FORGE_STORE", essential=True)
-    return Check("store", True, f"{uri}: readable, writable, refuses to overwrite", essential=True)

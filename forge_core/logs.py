@@ -78,7 +78,7 @@ def log_files(run_id: str, role: str | None = None) -> list[Path]:
     """The log files of a run on this machine, of one role or of all: those written last at the end."""
     files = [path for path in run_logs(run_id).rglob("*.log*") if path.is_file()]
     mine = [path for path in files if role is None or role in _roles(path.relative_to(run_logs(run_id)))]
-    return sorted(mine, key=lambda path: path.stat().st_mtime)
+    return sorted(mine, key=_written_at)
 
 
 def roles(run_id: str) -> list[str]:
@@ -116,13 +116,20 @@ def _handler(folder: Path, role: str) -> logging.Handler:
 def _prune(folder: Path, role: str) -> None:
     """Remove the files of the oldest processes of ``role`` that are gone."""
     of_process: dict[int, list[Path]] = {}
-    for path in sorted(folder.glob(f"{role}-*"), key=lambda path: path.stat().st_mtime):
+    for path in sorted(folder.glob(f"{role}-*"), key=_written_at):
         if match := _PROCESS.match(path.name):
             of_process.setdefault(int(match[2]), []).append(path)
     gone = [pid for pid in of_process if not Path(f"/proc/{pid}").exists()]
     for pid in gone[: max(0, len(of_process) - KEEP)]:
         for path in of_process[pid]:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # rotated or removed at this moment
+        return 0.0
 
 
 def _watch(folder: Path) -> None:

@@ -18,16 +18,19 @@ from forge_core.store import Ledger, Store, StoreError, open_store
 UNLIMITED = 10_000  # columns: more than any table has
 
 
-def opened_store(args: argparse.Namespace, config: RunConfig | None = None, *, quiet: bool = False) -> Store:
+def opened_store(
+    args: argparse.Namespace, config: RunConfig | None = None, *, quiet: bool = False, probe: bool = True
+) -> Store:
     """The store of this command, printed (on standard error, so that output stays readable by machines)."""
-    store = open_store(store_uri(args.store, config))
+    store = open_store(store_uri(args.store, config), probe=probe)
     if not quiet:
         print(f"store: {store.uri}", file=sys.stderr)
     return store
 
 
-def existing_store(args: argparse.Namespace, *, quiet: bool = False) -> Store:
-    """The store of a command that makes nothing new. Raises StoreError for a folder that is not there."""
+def existing_store(args: argparse.Namespace, *, quiet: bool = False, probe: bool = True) -> Store:
+    """The store of a command that makes nothing new; without ``probe`` it may be full. Raises StoreError for a folder
+    that is not there."""
     uri = store_uri(args.store)
     folder = Path(uri.removeprefix("file://")).expanduser()
     if ("://" not in uri or uri.startswith("file://")) and not folder.is_dir():
@@ -35,7 +38,7 @@ def existing_store(args: argparse.Namespace, *, quiet: bool = False) -> Store:
             f"there is no store at {folder.absolute()}: go to the folder where the run was started, or name the store "
             "with --store or FORGE_STORE"
         )
-    return opened_store(args, quiet=quiet)
+    return opened_store(args, quiet=quiet, probe=probe)
 
 
 def show(table: Table) -> None:

@@ -11,20 +11,23 @@ from rich.table import Table
 from flows.commands.common import existing_store, loaded_config, show, stored_run
 from forge_core.config import ConfigError, config_warnings, store_uri, to_yaml
 from forge_core.runs.record import load_run
-from forge_core.store import Ledger
+from forge_core.runs.removal import run_ids
+from forge_core.runs.rescored import finished_batches, newest_metrics, rescored_entries
+from forge_core.store import Store, layout
 
 
 def runs(args: argparse.Namespace) -> int:
     """A line for each run of the store: steps, newest reward, when it started."""
     store = existing_store(args)
-    table = Table("run", "steps", "reward", "evaluation", "created")
-    names = sorted({key.split("/")[1] for key in store.list("runs") if key.endswith("/run.json")})
+    table = Table("run", "steps", "reward", "evaluation", "created", "made from")
+    names = [name for name in run_ids(store) if store.exists(layout.run_json(name))]
     for name in names:
-        record, ledger = load_run(store, name), Ledger(store, name)
-        committed = max(0, ledger.head())
-        metrics = (ledger.entry(committed - 1) or {"metrics": {}})["metrics"] if committed else {}
+        record = load_run(store, name)
+        metrics = newest_metrics(store, record)
         shown = [f"{metrics[k]:.3f}" if k in metrics else "" for k in ("reward/mean", "eval/reward/mean")]
-        table.add_row(name, f"{committed} of {record.config.steps}", *shown, record.created_at)
+        made_from = f"{record.flow} {record.parent.run_id}" if record.parent else ""
+        steps = f"{finished_batches(store, record)} of {record.config.steps}"
+        table.add_row(name, steps, *shown, record.created_at, made_from)
     if names:
         show(table)
     else:
@@ -34,7 +37,9 @@ def runs(args: argparse.Namespace) -> int:
 
 def ledger(args: argparse.Namespace) -> int:
     """Every committed training step: one JSON object a line, or a table."""
-    _, _, entries = stored_run(args)
+    store, record, entries = stored_run(args)
+    if record.flow == "rescore":
+        return _rescored(store, record.run_id, as_json=args.json)
     if args.json:
         for entry in entries.entries():
             print(json.dumps(entry), flush=True)
@@ -48,6 +53,19 @@ def ledger(args: argparse.Namespace) -> int:
             str(e["max_age"]), str(e["episodes"]["planned"]), str(e["episodes"]["trained"]), dropped, str(e["tokens"]),
         )  # fmt: skip
     show(table)
+    return 0
+
+
+def _rescored(store: Store, run_id: str, *, as_json: bool) -> int:
+    """What came of every batch of a run that graded stored episodes again."""
+    from flows.redo_session import rescored_table
+
+    entries = rescored_entries(store, run_id)
+    if as_json:
+        for entry in entries:
+            print(json.dumps(entry), flush=True)
+    else:
+        show(rescored_table(entries))
     return 0
 
 

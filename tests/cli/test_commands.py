@@ -18,7 +18,7 @@ from tests.store.entries import RUN, committed
 
 COMMANDS = (
     "train", "create", "role", "resume", "slurm", "join", "stop", "try", "export", "new", "runs", "ledger", "config", "doctor", "convert",
-    "server", "deploy",
+    "server", "deploy", "gc", "rm", "du", "logs",
 )  # fmt: skip
 LEDGER_KEYS = {
     *("batch", "version_in", "version_out", "max_age", "episodes", "tokens", "plans", "shards", "training", "weights"),

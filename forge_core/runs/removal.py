@@ -1,0 +1,61 @@
+"""Removing a run with everything that is stored of it.
+
+Invariants:
+- ``run.json`` goes last: a removal that was killed is repeated by its command, and until then the run keeps its name.
+- Manifests go first: what is half removed is no object.
+- Nothing that others refer to is removed unasked: the registry, runs made from this one's episodes or weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forge_core.runs.garbage import registered_weights
+from forge_core.store import Store, StoreError, layout
+from forge_core.store.deletion import delete_objects
+
+ROUNDS = 5  # of listing and deleting, while somebody still writes
+
+
+def run_ids(store: Store) -> list[str]:
+    """The runs of which there is anything."""
+    return store.folders("runs")
+
+
+def references(store: Store, run_id: str) -> list[str]:
+    """Who refers to the run, in words."""
+    return [*_of_registry(store, run_id), *_of_runs(store, run_id)]
+
+
+def remove_run(store: Store, run_id: str) -> None:
+    """Delete everything of ``run_id``. Raises StoreError when somebody goes on writing to it."""
+    last = layout.run_json(run_id)
+    for _ in range(ROUNDS):
+        keys = [key for key in store.list(layout.run(run_id)) if key != last]
+        if not keys:
+            store.delete(last)
+            return
+        delete_objects(store, keys)
+    raise StoreError(
+        f"{layout.run(run_id)} in the store {store.uri} is being written to while it is removed: end the run "
+        f"(forge stop {run_id}), then remove it again"
+    )
+
+
+def _of_registry(store: Store, run_id: str) -> Iterator[str]:
+    for prefix in sorted(registered_weights(store)):
+        if prefix.startswith(layout.run(run_id)):
+            yield f"the registry stands for {prefix}, or would go back to it"
+
+
+def _of_runs(store: Store, run_id: str) -> Iterator[str]:
+    for other in run_ids(store):
+        key = layout.run_json(other)
+        if other == run_id or not store.exists(key):
+            continue
+        body = store.read_json(key)
+        parent, model = body.get("parent", {}), body["config"].get("model")
+        if run_id in (parent.get("run_id"), parent.get("sampler")):
+            yield f"the run {other} was made from its episodes"
+        if isinstance(model, str) and model.startswith(f"run://{run_id}/"):
+            yield f"the run {other} begins with {model}"
