@@ -48,7 +48,7 @@ def find_policy(store: Store, name: str) -> Policy:
     version = parse_run_version(name)
     if version is not None:
         return version_policy(store, str(version), version)
-    if store.exists(layout.run_json(name)) and not Path(name).exists():
+    if "/" not in name and not Path(name).exists() and store.exists(layout.run_json(name)):
         raise ModelError(f"model {name!r}: the store has a run of this name: write run://{name} for its newest version")
     return folder_policy(name, resolve_model(name))
 

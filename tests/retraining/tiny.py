@@ -16,8 +16,16 @@ RUN: dict[str, Any] = {
     **{key: value for key, value in TINY.items() if key != "run"},
     "run": {"seed": 3},
     "steps": 6,
+    "rewards": {"functions": [{"path": "low_digits.py:low_digits"}]},
     "eval": {"prompts": 48, "interval": 0, "holdout": 0.3},
 }
+REWARD = '''"""The user's own reward."""
+
+
+def low_digits(prompt, completion, metadata):
+    """Share of the first three characters that are low digits."""
+    return sum(c in "01234" for c in completion[:3]) / 3
+'''
 RUIN = {"training.entropy_coef": 10.0}  # rewards are nothing beside it: the policy forgets what it has learned
 
 
@@ -26,6 +34,7 @@ def write_project(folder: Path, **changes: Any) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "incoming").mkdir()
     (folder / "run.yaml").write_text(yaml.safe_dump(RUN))
+    (folder / "low_digits.py").write_text(REWARD)
     settings = {"name": NAME, "config": "run.yaml", "data": "incoming/*.jsonl", **changes}
     (folder / "retrain.yaml").write_text(yaml.safe_dump(settings))
     return folder / "retrain.yaml"
