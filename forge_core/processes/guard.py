@@ -4,8 +4,10 @@
 
 LIFE_FD is the read end of a pipe whose write end only the owner holds: end of file means that the owner has closed it
 or has died, whatever killed it. REPORT_FD receives the pid of the command. Descendants in other sessions or process
-groups are found too: this process is their subreaper. Standard library only, and nothing of Forge, so that it starts in
-milliseconds and cannot break with it. Linux; elsewhere descendants that leave the process group are not found.
+groups are found too: this process is their subreaper. Shared memory that they had mapped, and that no living process
+maps, is removed after them: killed processes cannot do it. Standard library only, and nothing of Forge, so that it
+starts in milliseconds and cannot break with it. Linux; elsewhere descendants that leave the process group are not
+found.
 """
 
 import contextlib
@@ -18,6 +20,14 @@ import sys
 import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+SHARED_MEMORY = "/dev/shm/"
+TEMPORARY = (
+    "psm_",
+    "sem.",
+    "nccl-",
+    "torch_",
+)  # of Python, vLLM's queues, semaphores, NCCL and torch: made to be shared
+LOOK_S = 5.0  # between two looks at what is mapped: whoever is killed alone takes its maps along
 
 
 def prctl(option: int, value: int) -> None:
@@ -34,14 +44,51 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def descendants(own: int) -> list[int]:
+    tree, open_ = [], children(own)
+    while open_:
+        tree.append(open_.pop())
+        open_ += children(tree[-1])
+    return tree
+
+
+def mapped(pids: list[int]) -> set[tuple[str, int]]:
+    """Shared memory that these processes have mapped, by device and inode: a semaphore is mapped before it is named."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as file:
+            for line in file:
+                if SHARED_MEMORY in line:
+                    _, _, _, device, inode, *_ = line.split()
+                    found.add((device, int(inode)))
+    return found
+
+
+def shared_files() -> dict[tuple[str, int], str]:
+    """Temporary shared memory of this machine: device and inode to path."""
+    found = {}
+    with contextlib.suppress(OSError), os.scandir(SHARED_MEMORY) as entries:
+        for entry in entries:
+            if entry.name.startswith(TEMPORARY):
+                stat = entry.stat(follow_symlinks=False)
+                device = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}"
+                found[device, stat.st_ino] = entry.path
+    return found
+
+
+def remove_unmapped(memory: set[tuple[str, int]]) -> None:
+    """Remove what no living process maps."""
+    files = shared_files() if memory else {}
+    living = mapped([int(name) for name in os.listdir("/proc") if name.isdigit()]) if files else set()
+    for key in memory & files.keys() - living:
+        with contextlib.suppress(OSError):  # its owner was first
+            os.unlink(files[key])
+
+
 def kill_descendants(own: int) -> None:
     """Stop first, so that nothing starts a process while it is being ended; then kill, and reap what comes back."""
     deadline = time.monotonic() + 10.0
-    while (open_ := children(own)) and time.monotonic() < deadline:
-        tree = []
-        while open_:
-            tree.append(open_.pop())
-            open_ += children(tree[-1])
+    while (tree := descendants(own)) and time.monotonic() < deadline:
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in tree:
                 with contextlib.suppress(OSError):
@@ -69,10 +116,14 @@ def main() -> int:
         os.close(fd)
     os.write(report, f"{child.pid}\n".encode())
     os.close(report)
-    while child.poll() is None:
-        if select.select([life], [], [], 0.1)[0]:
-            break
-    kill_descendants(os.getpid())
+    own, looked = os.getpid(), time.monotonic()
+    shared: set[tuple[str, int]] = set()
+    while child.poll() is None and not select.select([life], [], [], 0.1)[0]:
+        if time.monotonic() > looked + LOOK_S:
+            shared, looked = shared | mapped(descendants(own)), time.monotonic()
+    shared |= mapped(descendants(own))
+    kill_descendants(own)
+    remove_unmapped(shared)
     status = child.poll()
     return 128 + signal.SIGKILL if status is None else status if status >= 0 else 128 - status
 

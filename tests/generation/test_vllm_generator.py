@@ -29,6 +29,7 @@ from forge_core.generation.vllm_settings import VLLMSettings
 from forge_core.generation.vllm_slots import RESERVED
 from forge_core.models import probe
 from forge_core.models.errors import WeightsError
+from forge_core.processes.guard import mapped, shared_files
 from forge_core.stop import Stopped, StopToken
 from tests.generation.conftest import make_folder, request
 
@@ -429,10 +430,14 @@ def test_two_engines_and_a_killed_owner(tmp_path: Path) -> None:
         assert found["restarted"]
         family = psutil.Process(owner.pid).children(recursive=True)
         assert len(family) > 4
+        memory, files = mapped([process.pid for process in family]), shared_files()
+        segments = [path for key, path in files.items() if key in memory]
+        assert segments, "vLLM's queues lie in shared memory"
         owner.send_signal(signal.SIGKILL)
         owner.wait()
         _, alive = psutil.wait_procs(family, timeout=10)
         assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+        assert not [path for path in segments if Path(path).exists()]
     finally:
         if owner.poll() is None:
             os.kill(owner.pid, signal.SIGKILL)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import psutil
@@ -29,12 +30,17 @@ def start(folder: Path) -> ChildGroup:
     return ChildGroup("family", [sys.executable, "-c", FAMILY, str(folder / "pids")], log=folder / "log")
 
 
-def pids(folder: Path) -> list[int]:
+def words_of(folder: Path) -> list[str]:
+    """What the command has written once it is up."""
     deadline = time.monotonic() + 20
     while not (folder / "pids").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return [int(word) for word in (folder / "pids").read_text().split()]
+    return (folder / "pids").read_text().split()
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(word) for word in words_of(folder)]
 
 
 def runs(pid: int) -> bool:
@@ -91,6 +97,60 @@ def test_a_killed_member_takes_the_rest_along(tmp_path: Path, victim: str) -> No
     else:
         psutil.Process(family[1]).kill()
     group.kill()
+
+
+# A child and its grandchild that share memory with each other, and with whoever holds the segment "outside".
+SHARING = """
+import multiprocessing as mp, os, sys, time
+from multiprocessing.shared_memory import SharedMemory
+
+def attach(names):
+    kept = [SharedMemory(name, track=False) if sys.version_info >= (3, 13) else SharedMemory(name) for name in names]
+    time.sleep(600)
+
+if __name__ == "__main__":
+    own, lock = SharedMemory(create=True, size=1000), mp.get_context("spawn").Lock()
+    outside = SharedMemory(sys.argv[2])
+    child = mp.get_context("spawn").Process(target=attach, args=([own.name],))
+    child.start()
+    while own.name not in open(f"/proc/{child.pid}/maps").read():
+        time.sleep(0.02)
+    with open(sys.argv[1] + ".tmp", "w") as file:
+        file.write(f"{os.getpid()} {child.pid} {own.name} sem.{lock._semlock.name[1:]}")
+    os.rename(sys.argv[1] + ".tmp", sys.argv[1])
+    time.sleep(600)
+"""
+
+
+def test_shared_memory_of_the_dead_is_removed_and_that_of_the_living_is_not(tmp_path: Path) -> None:
+    (tmp_path / "sharing.py").write_text(SHARING)
+    outside = SharedMemory(create=True, size=1000)
+    command = [sys.executable, str(tmp_path / "sharing.py"), str(tmp_path / "pids"), outside.name]
+    code = f"""
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from forge_core.processes import ChildGroup
+group = ChildGroup("sharing", {command!r}, log=Path({str(tmp_path / "log")!r}))
+time.sleep(600)
+"""
+    owner = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        words = words_of(tmp_path)
+        segments = [Path("/dev/shm") / name for name in words[2:]]
+        assert all(path.exists() for path in segments)
+        owner.kill()
+        owner.wait()
+        assert_gone([int(word) for word in words[:2]])
+        deadline = time.monotonic() + 5
+        while any(path.exists() for path in segments):
+            assert time.monotonic() < deadline, segments
+            time.sleep(0.02)
+        assert Path("/dev/shm", outside.name).exists()
+    finally:
+        owner.kill()
+        outside.close()
+        outside.unlink()
 
 
 def test_exit_status_log_and_environment(tmp_path: Path) -> None:
