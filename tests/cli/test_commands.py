@@ -18,6 +18,7 @@ from tests.store.entries import RUN, committed
 
 COMMANDS = (
     "train", "create", "role", "resume", "slurm", "join", "stop", "try", "export", "new", "runs", "ledger", "config", "doctor", "convert",
+    "eval", "retrain", "models", "promote", "rollback",
     "server", "deploy", "gc", "rm", "du", "logs",
 )  # fmt: skip
 LEDGER_KEYS = {
