@@ -67,9 +67,9 @@ class RoleSession:
         self._watcher = StopWatcher(self.stop, self._store, run_id, runtime.flow_run.id)
         self._running: list[tuple[Any, Any]] = []  # work, and the future of its task
         self._moved = Unchanged()
-        self._log = ProcessLog(run_id, role)
         self._context: RunContext | None = None
         self._heartbeat: Heartbeat | None = None
+        self._log = ProcessLog(run_id, role)
 
     def __enter__(self) -> RoleSession:
         self._watcher.__enter__()
