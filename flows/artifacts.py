@@ -14,7 +14,7 @@ import io
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -31,9 +31,17 @@ TABLE_ROWS = 200  # an artifact is sent whole on each update
 
 
 class RunArtifacts:
-    """The artifacts of one flow run; ``total`` is the number of training steps."""
+    """The artifacts of one flow run; ``total`` is the number of training steps, ``columns`` those of their table."""
 
-    def __init__(self, best_effort: BestEffort, flow_run_id: object, run_id: str, total: int) -> None:
+    def __init__(
+        self,
+        best_effort: BestEffort,
+        flow_run_id: object,
+        run_id: str,
+        total: int,
+        columns: Mapping[str, Callable[[Entry], str]] = COLUMNS,
+    ) -> None:
+        self._columns = columns
         self._best_effort = best_effort
         self._flow_run_id = UUID(str(flow_run_id))
         self._name = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
@@ -56,13 +64,14 @@ class RunArtifacts:
         """Show the final state of all ``entries``, and their reward curve."""
         self._entries = list(entries)
         self._best_effort.submit(self._update)
-        self._best_effort.submit(self._curve)
+        if self._columns is COLUMNS:
+            self._best_effort.submit(self._curve)
 
     def _update(self) -> None:
         self._waiting, self._updated = False, time.monotonic()
         entries = list(self._entries)
-        rows = [{name: cell(entry) for name, cell in COLUMNS.items()} for entry in spread(entries, TABLE_ROWS)]
-        newest = entries[-1]["version_out"] if entries else 0
+        rows = [{name: cell(entry) for name, cell in self._columns.items()} for entry in spread(entries, TABLE_ROWS)]
+        newest = entries[-1]["batch"] + 1 if entries else 0
         with _client() as client:
             self._put(client, "progress", "progress", 100.0 * newest / self._total)
             self._put(client, "table", "steps", json.dumps(rows))

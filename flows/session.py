@@ -32,7 +32,7 @@ from forge_core.runs import RunRef
 from forge_core.runs.checks import check_run, with_stored_model
 from forge_core.runs.context import RunContext, attach, detach
 from forge_core.runs.planning import shard_count
-from forge_core.runs.record import RunRecord, create_run, load_run, resume_check, resume_run
+from forge_core.runs.record import RunRecord, create_run, load_run, refuse_generation, resume_check, resume_run
 from forge_core.runs.sealing import seal
 from forge_core.stop import Stopped, StopToken
 from forge_core.store import Store, StoreError, open_store
@@ -72,6 +72,7 @@ def resumed_session(
     """A session that goes on with a stored run. Raises ConfigError naming every difference not allowed."""
     store = open_store(store_root)
     record = load_run(store, run_id)
+    refuse_generation(record)
     config = load_config(record.config, overrides)
     changed, _ = resume_check(store, record, config, allow_keys, allow_code)  # before any code of the run is imported
     for warning in check_run(with_stored_model(store, run_id, config)):

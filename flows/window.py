@@ -33,6 +33,7 @@ class Window:
     """Open batches and their futures. ``pause`` blocks until something may have changed (a test's fake clock moves)."""
 
     def __init__(self, stop: StopToken | None = None, pause: Callable[[], None] | None = None) -> None:
+        self.last = "train"  # the stage that ends a batch
         self._stop = stop or StopToken()
         self._changed = threading.Condition()
         self._pause = pause or self._wait_for_change
@@ -44,7 +45,7 @@ class Window:
     def open(self, batch: int, trained: Future, **stages: list[Any]) -> None:
         """Watch the futures of ``batch``: ``trained``, and those of each named stage."""
         named = [(f"{stage} of batch {batch}, shard {i}", f) for stage, fs in stages.items() for i, f in enumerate(fs)]
-        self._open[batch] = [*named, (f"train of batch {batch}", trained)]
+        self._open[batch] = [*named, (f"{self.last} of batch {batch}", trained)]
         self._trained[batch] = trained
         self._watched |= {id(future) for _, future in self._open[batch]}
         for _, future in self._open[batch]:

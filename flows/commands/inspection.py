@@ -58,7 +58,7 @@ def ledger(args: argparse.Namespace) -> int:
 
 def _rescored(store: Store, run_id: str, *, as_json: bool) -> int:
     """What came of every batch of a run that graded stored episodes again."""
-    from flows.redo_session import rescored_table
+    from forge_core.observability.rescored import rescored_table
 
     entries = rescored_entries(store, run_id)
     if as_json:

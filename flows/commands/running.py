@@ -30,7 +30,7 @@ def train(args: argparse.Namespace) -> int:
 
         return grpo(config, return_state=True)
 
-    return _run(start, store, run_id_of(config), estimate_line(config))
+    return run_flow(start, store, run_id_of(config), estimate_line(config))
 
 
 def create(args: argparse.Namespace) -> int:
@@ -53,7 +53,7 @@ def role(args: argparse.Namespace) -> int:
 
         return getattr(roles, args.role)(args.run_id, store.uri, return_state=True)
 
-    return _run(start, store, args.run_id)
+    return run_flow(start, store, args.run_id)
 
 
 def _new(args: argparse.Namespace) -> tuple[Store, RunConfig]:
@@ -72,6 +72,10 @@ def resume(args: argparse.Namespace) -> int:
     """Go on with a stored run."""
     store = existing_store(args, quiet=True)
     record = load_run(store, args.run_id)
+    if record.parent:
+        from flows.commands import redoing
+
+        return redoing.resume(args, store, record)
     config = load_config(record.config, args.overrides)
     if Ledger(store, args.run_id).head() >= config.steps:
         print(
@@ -90,7 +94,7 @@ def resume(args: argparse.Namespace) -> int:
         changes = (args.overrides, args.allow_config_change, args.allow_code_change)
         return grpo_resume(args.run_id, store.uri, *changes, return_state=True)
 
-    return _run(start, store, args.run_id, estimate_line(config))
+    return run_flow(start, store, args.run_id, estimate_line(config))
 
 
 def _show_checks(config: RunConfig) -> None:
@@ -104,7 +108,7 @@ def run_id_of(config: RunConfig) -> str:
     return config.run.id
 
 
-def _run(start: Any, store: Store, run_id: str, about: str = "") -> int:
+def run_flow(start: Any, store: Store, run_id: str, about: str = "") -> int:
     """Start the flow under a Prefect server and turn its final state into an exit status."""
     from flows.server import ensure_server
 

@@ -12,7 +12,7 @@ from forge_core.models.stored import configured_model
 from forge_core.rewards.resolve import needs_answer, resolve
 from forge_core.runs.code import code_digests
 from forge_core.runs.prompt_checks import check_prompts
-from forge_core.runs.record import RunRecord
+from forge_core.runs.record import RunRecord, refuse_generation
 from forge_core.store import Ledger, Store
 from forge_core.weights.host_cache import keep_published
 
@@ -35,6 +35,7 @@ def with_stored_model(store: Store, run_id: str, config: RunConfig) -> RunConfig
 def check_role(store: Store, record: RunRecord, role: str) -> list[str]:
     """Warnings about one role of a stored run on this machine. Raises ConfigError when its code is not the run's, or
     when the machine lacks what the role needs; the other roles' needs are theirs."""
+    refuse_generation(record)
     config = alone(record.config, role)
     if (code := code_digests(config)) != record.code:
         names = ", ".join(sorted(k for k in code.keys() | record.code.keys() if code.get(k) != record.code.get(k)))

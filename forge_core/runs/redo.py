@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from forge_core.data_model import SCHEMA_VERSION
+from forge_core.data_model import REWARDS, SCHEMA_VERSION, from_parquet
 from forge_core.runs.consumption import StepData
 from forge_core.runs.episodes import EPISODES_FILE, REFERENCE_FILE, REWARDS_FILE
 from forge_core.runs.record import RunRecord, load_run
@@ -75,6 +75,10 @@ class Ids:
     theirs: str
     ours: str
 
+    def original(self, episode_id: str) -> str:
+        """The parent's id of one of our episodes."""
+        return self.theirs + episode_id.removeprefix(self.ours)
+
     def renamed(self, data: bytes, columns: Collection[str], name: str) -> bytes:
         """The Parquet table ``data`` with other ids in ``columns``. Raises CorruptObject for ids of another batch."""
         table = pq.read_table(pa.BufferReader(data))
@@ -91,7 +95,7 @@ class Ids:
 
 @dataclass(frozen=True)
 class Copier:
-    """Publishes the objects of batch ``theirs`` of ``parent`` again, as batch ``batch`` of the run ``ctx``."""
+    """Publishes the objects of the parent's batch ``theirs`` again, as batch ``batch`` of the run ``ctx``."""
 
     ctx: RunContext
     batch: int
@@ -118,6 +122,12 @@ class Copier:
 
     def source(self, place: Place, round: int, shard: int) -> str:
         return place(self.parent, self.theirs, round, shard)
+
+    def rewards(self, round: int, shard: int) -> dict[str, float | None]:
+        """The parent's rewards of one shard, by its own episode ids."""
+        prefix = self.source(layout.rewards, round, shard)
+        rows = from_parquet(self.ctx.store.open_published(prefix).read(REWARDS_FILE), REWARDS, prefix)
+        return {row["episode_id"]: row["reward"] for row in rows}
 
     def copy(self, place: Place, round: int, shard: int, file: str, columns: Collection[str], request: str) -> ShardRef:
         """Publish one object again."""
@@ -175,7 +185,7 @@ def _copied_reference(copier: Copier, episodes: ShardRef, accepted: list[str] | 
     if not store.published(theirs):
         return None
     content = store.open_published(copier.source(layout.episodes, *place)).manifest.content
-    groups = accepted and [copier.ids.theirs + group.removeprefix(copier.ids.ours) for group in accepted]
+    groups = accepted and [copier.ids.original(f"{group}/").removesuffix("/") for group in accepted]
     if store.open_published(theirs).manifest.request != reference_request(ctx, content, groups):
         return None
     request = reference_request(ctx, episodes.content, accepted)

@@ -6,6 +6,8 @@ state is saved, and only then is the change recorded; a crash in between leaves 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from forge_core.config import ConfigError
 from forge_core.runs.context import RunContext
 from forge_core.runs.record import RunRecord
@@ -16,7 +18,7 @@ from forge_core.store import Store, layout
 
 def seal(store: Store, record: RunRecord, stop: StopToken) -> None:
     """Make sure that the newest committed step of a run has a checkpoint, with the settings it has now."""
-    ctx = RunContext(store, record, stop)
+    ctx = RunContext(store, replace(record, code_checked=True), stop)  # by the resume that changes it
     head = ctx.ledger.head()
     if head < 1:
         return
