@@ -18,6 +18,7 @@ CPU_PINS := --constraint constraints/cpu.txt
 ROCM_PINS := --constraint .venv/constraints-rocm.txt
 ROCM_INDEX = $(if $(findstring rocm,$(TORCH_INDEX)),$(TORCH_INDEX),$(TORCH_INDEX)/rocm$(ROCM_VERSION))
 STAMP := .venv/setup-done
+debian-package = { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(1); }
 
 .DEFAULT_GOAL := help
 .PHONY: help setup quickstart test soak lint system-deps
@@ -68,5 +69,7 @@ lint: setup  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-system-deps:  ## Debian packages that set-up needs, where they are missing (as root)
-	@$(PYTHON) -c 'import venv, ensurepip' || { apt-get update && apt-get install -y --no-install-recommends python3-venv; }
+system-deps:  ## Debian packages that set-up and the tests need, where they are missing (as root)
+	@$(PYTHON) -c 'import venv, ensurepip' || $(call debian-package,python3-venv)
+	@command -v chromium >/dev/null || $(call debian-package,chromium)
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || $(call debian-package,postgresql)

@@ -1,0 +1,104 @@
+"""An operator at work on one server: types commands, starts and kills workers, looks at what the server says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from forge_core.store import Ledger, Store, open_store
+from tests.docs.documents import ROOT
+from tests.fixtures_prefect import OperatedServer
+
+BIN = Path(sys.executable).parent
+SMALL = {"warm_start.steps": 20, "eval.prompts": 16, "training.batch_size": 64, "training.warmup_steps": 0}
+
+
+@dataclass
+class Operator:
+    server: OperatedServer
+    store: Store
+    folder: Path
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def type(self, command: str, status: int = 0) -> str:
+        """Run a command in the checkout; its output. Fails the test when it does not end with ``status``."""
+        environment = {**self.server.environment, "PATH": f"{BIN}:{os.environ['PATH']}"}
+        done = subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == status, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout + done.stderr
+
+    def deploy(self, *flags: str) -> dict[str, str]:
+        """``forge deploy``: what it says of each thing, by name."""
+        lines = [line.split(maxsplit=1) for line in self.type(" ".join(["forge deploy", *flags])).splitlines()]
+        return {name: what for what, name in lines if what in ("created", "changed", "left")}
+
+    def start_worker(self, pool: str) -> psutil.Process:
+        log = (self.folder / f"worker-{len(self.workers)}.log").open("wb")
+        environment = {**self.server.environment, "PREFECT_WORKER_QUERY_SECONDS": "4"}
+        command = [str(BIN / "prefect"), "worker", "start", "--pool", pool]
+        self.workers.append(subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log))
+        return psutil.Process(self.workers[-1].pid)
+
+    def run(self, deployment: str, **overrides: Any) -> str:
+        """``prefect deployment run`` with overrides of the configuration; id of the flow run."""
+        parameter = json.dumps({**SMALL, **overrides})
+        said = self.type(f"prefect deployment run {deployment} --param 'overrides={parameter}'")
+        return next(line.split()[-1] for line in said.splitlines() if "UUID" in line)
+
+    def api(self, path: str, body: Any = None, method: str | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.server.url + path, data=data, method=method)
+        request.add_header("content-type", "application/json")
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return json.loads(reply.read() or b"null")
+
+    def flow_run(self, flow_run: str) -> Any:
+        return self.api(f"/flow_runs/{flow_run}")
+
+    def states(self, flow_run: str) -> list[tuple[str, str | None]]:
+        states = self.api(f"/flow_run_states/?flow_run_id={flow_run}")
+        return [(state["name"], state["message"]) for state in sorted(states, key=lambda s: s["timestamp"])]
+
+    def committed(self, run_id: str) -> int:
+        return max(0, Ledger(self.store, run_id).head())
+
+    def wait(self, what: str, done: Callable[[], Any], limit_s: float = 120.0) -> None:
+        deadline = time.monotonic() + limit_s
+        while not done():
+            logs = "\n".join(f.read_text(errors="replace")[-3000:] for f in self.folder.glob("worker-*.log"))
+            assert time.monotonic() < deadline, f"not within {limit_s:.0f} s: {what}\n{logs}"
+            time.sleep(0.3)
+
+    def ended(self, flow_run: str) -> bool:
+        return self.flow_run(flow_run)["state_type"] in ("COMPLETED", "FAILED", "CANCELLED")
+
+
+@pytest.fixture(scope="module")
+def operator(operated_server: OperatedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """An operator whose workers, and what they run, end with the module."""
+    folder = tmp_path_factory.mktemp("operator")
+    operator = Operator(operated_server, open_store(str(folder / "store")), folder)
+    yield operator
+    kill_all([psutil.Process(w.pid) for w in operator.workers if w.poll() is None])
+    for worker in operator.workers:
+        worker.wait(30)
+
+
+def kill_all(processes: list[psutil.Process]) -> None:
+    """``kill -9`` of each, workers before the flows that they run."""
+    below = [child for process in processes for child in process.children(recursive=True)]
+    for process in [*processes, *below]:
+        if process.is_running():
+            os.kill(process.pid, signal.SIGKILL)

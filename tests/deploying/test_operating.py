@@ -1,0 +1,194 @@
+"""What docs/operating.md promises, on a real server with real workers, in its order. One run is killed together with
+its worker early on, since the server takes a minute and a half to notice; the others pass the time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.deploying_automations import SILENCE
+from tests.deploying.browser import Page, browser
+from tests.deploying.conftest import SMALL, Operator, kill_all
+from tests.docs.documents import ROOT, blocks, commands
+
+pytestmark = [pytest.mark.server, pytest.mark.engine]
+
+DOCUMENT = ROOT / "docs" / "operating.md"
+STEPS = 30
+
+
+@pytest.fixture(scope="module")
+def deployed(operator: Operator) -> dict[str, str]:
+    """What the first ``forge deploy`` said."""
+    return operator.deploy("--store", operator.store.uri)
+
+
+@pytest.fixture(scope="module")
+def quickstart(operator: Operator, deployed: dict[str, str]) -> str:
+    """Id of a finished flow run."""
+    operator.start_worker("trainer")
+    flow_run = operator.run("grpo/quickstart", steps=3)
+    operator.wait("a run of three steps", lambda: operator.ended(flow_run))
+    return flow_run
+
+
+@pytest.fixture(scope="module")
+def killed(operator: Operator, quickstart: str) -> str:
+    """Id of a flow run that was killed in the middle, together with its worker; another worker waits for work."""
+    worker = psutil.Process(operator.workers[0].pid)
+    flow_run = operator.run("grpo/quickstart", steps=STEPS, **{"checkpoint.interval": 2})
+    operator.wait("a run to kill", lambda: operator.committed(operator.flow_run(flow_run)["name"]) >= 3)
+    kill_all([worker])
+    assert operator.committed(operator.flow_run(flow_run)["name"]) < STEPS
+    operator.start_worker("trainer")
+    return flow_run
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where screenshots go. IMAGES=docs/images makes those of the document anew."""
+    return Path(os.environ.get("IMAGES") or tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser(tmp_path_factory.mktemp("chromium")) as page:
+        yield page
+
+
+def test_the_document_has_the_commands_that_are_typed_here():
+    documented = {command for block in blocks(DOCUMENT) for command in commands(block)}
+    assert documented >= {
+        "forge server",
+        "forge deploy",
+        "prefect worker start --pool trainer",
+        "prefect deployment run grpo/quickstart --watch",
+    }
+
+
+def test_deploy_creates_pools_store_deployments_and_automations(operator: Operator, deployed: dict[str, str]):
+    assert set(deployed.values()) == {"created"}
+    assert f"variable forge_store ({operator.store.uri})" in deployed
+    names = {f"{d['name']}" for d in operator.api("/deployments/filter", {})}
+    assert names == {"quickstart", "train", "role", "run", "nightly"}
+    pools = {p["name"]: (p["type"], p["concurrency_limit"]) for p in operator.api("/work_pools/filter", {})}
+    assert pools["trainer"] == ("process", 1)
+    assert pools.keys() == {"trainer", "generator", "scorer", "reference", "coordinator"}
+    (nightly,) = operator.api("/deployments/name/retrain/nightly")["schedules"]
+    assert (nightly["slug"], nightly["active"]) == ("nightly", False)
+
+
+def test_a_deployed_run_leaves_its_steps_in_the_store_that_was_deployed(operator: Operator, quickstart: str):
+    run = operator.flow_run(quickstart)
+    assert (run["state_type"], run["state"]["message"]) == ("COMPLETED", "3 training steps committed")
+    assert operator.committed(run["name"]) == 3, "the flow run has the name of its run"
+    assert run["work_pool_name"] == "trainer"
+    assert "3 of 3" in operator.type(f"forge runs --store {operator.store.uri}")
+    assert not list(ROOT.glob("*-reward.png")), "nothing is written into the checkout"
+
+
+def test_a_run_without_an_owner_is_running_until_the_server_misses_its_heartbeats(operator: Operator, killed: str):
+    assert operator.flow_run(killed)["state_name"] == "Running"
+
+
+def test_deploying_again_changes_nothing(operator: Operator, deployed: dict[str, str], killed: str):
+    before = operator.api("/deployments/filter", {})
+    again = operator.deploy()
+    assert again == dict.fromkeys(deployed, "left")
+    polled = ("updated", "last_polled", "status")
+    after = operator.api("/deployments/filter", {})
+    assert [{k: v for k, v in d.items() if k not in polled} for d in after] == [
+        {k: v for k, v in d.items() if k not in polled} for d in before
+    ]
+
+
+def test_what_an_operator_set_stays_until_reset(operator: Operator, killed: str):
+    (nightly,) = operator.api("/deployments/name/retrain/nightly")["schedules"]
+    deployment = nightly["deployment_id"]
+    operator.api(f"/deployments/{deployment}/schedules/{nightly['id']}", {"active": True}, "PATCH")
+    operator.api(f"/deployments/{deployment}", {"concurrency_limit": 4}, "PATCH")
+    operator.type("prefect work-pool set-concurrency-limit generator 7")
+    operator.type(f"prefect variable set forge_store {operator.store.uri}/moved --overwrite")
+    automation = next(a for a in operator.api("/automations/filter", {}) if "new data" in a["name"])
+    operator.api(f"/automations/{automation['id']}", {"enabled": False}, "PATCH")
+
+    def seen() -> tuple[object, ...]:
+        there = operator.api("/deployments/name/retrain/nightly")
+        pool = operator.api("/work_pools/generator")
+        enabled = operator.api(f"/automations/{automation['id']}")["enabled"]
+        limit = there["global_concurrency_limit"]["limit"]
+        return there["schedules"][0]["active"], limit, pool["concurrency_limit"], enabled
+
+    left = operator.deploy()
+    assert seen() == (True, 4, 7, False)
+    assert set(left.values()) == {"left"}
+    assert f"variable forge_store ({operator.store.uri}/moved)" in left
+    assert "work pool generator (limit 7, not none: --reset sets it back)" in left
+    reset = operator.deploy("--reset", "--store", operator.store.uri)
+    assert seen() == (False, 1, None, True)
+    assert sorted(name.split(" (")[0] for name, what in reset.items() if what == "changed") == [
+        f"automation {automation['name']}",
+        "deployment retrain/nightly",
+        "variable forge_store",
+        "work pool generator",
+    ]
+
+
+def test_parameters_are_checked_before_a_run_is_made(operator: Operator, deployed: dict[str, str]):
+    said = operator.type("""prefect deployment run grpo/train --param 'config={"steps": "many"}'""", status=1)
+    assert "many" in said
+    assert "config" in operator.type("prefect deployment run grpo/train", status=1), "it has no default"
+
+
+def test_the_form_of_a_run_offers_the_configurations(
+    operator: Operator, deployed: dict[str, str], killed: str, page: Page, images: Path
+):
+    deployment = operator.api("/deployments/name/grpo/quickstart")
+    page.open(f"{operator.server.ui_url}/deployments/deployment/{deployment['id']}/run")
+    text = page.wait_for("Configuration of the project", "configs/quickstart.yaml", "configs/smollm2_gpu.yaml")
+    assert "retrain" not in text, "configurations of another kind are not offered"
+    assert "keys to change, dotted" in text
+    page.screenshot(images / "run-form.png")
+
+
+def test_the_page_of_a_run_shows_its_name_tasks_logs_and_artifacts(
+    operator: Operator, quickstart: str, page: Page, images: Path
+):
+    name = operator.flow_run(quickstart)["name"]
+    page.open(f"{operator.server.ui_url}/runs/flow-run/{quickstart}")
+    page.wait_for(name, "Completed", "trainer", "Finished in state Completed('3 training steps committed')")
+    page.screenshot(images / "run.png")
+    artifacts = operator.api("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [quickstart]}}})
+    kinds = {a["type"]: a["id"] for a in artifacts}
+    assert kinds.keys() == {"progress", "table", "image"}
+    page.open(f"{operator.server.ui_url}/artifacts/artifact/{kinds['table']}")
+    page.wait_for(f"{name}-steps", "reward", "staleness", "grad norm")
+    page.screenshot(images / "steps.png")
+
+
+def test_a_run_killed_with_its_worker_is_found_started_again_and_finishes(operator: Operator, killed: str):
+    started = time.monotonic()
+    operator.wait("the end of the killed run", lambda: operator.ended(killed), SILENCE.total_seconds() + 180)
+    print(f"waited {time.monotonic() - started:.0f} s for the killed run")
+    states = operator.states(killed)
+    names = [name for name, _ in states if name not in ("Pending", "Submitting")]
+    assert [name for name, _ in groupby(names)] == [
+        "Scheduled",
+        "Running",
+        "Crashed",
+        "Scheduled",
+        "Running",
+        "Completed",
+    ]
+    assert ("Crashed", "no heartbeat: worker and flow are gone") in states
+    run = operator.flow_run(killed)
+    assert run["run_count"] == 2
+    assert operator.committed(run["name"]) == STEPS
+    assert run["parameters"]["overrides"] == {**SMALL, "steps": STEPS, "checkpoint.interval": 2}
+    assert len(list(Path(operator.store.uri.removeprefix("file://"), "runs").iterdir())) == 2, "no third run"
