@@ -22,10 +22,15 @@ def grpo_distributed(
     """Train with GRPO in roles, each on its own work pool. ``config`` and ``overrides``: as of ``grpo``; ``resume``:
     the id of a stored run to go on with instead."""
     with Coordination(config, overrides or {}, resume) as run:
-        crew = Crew(run.context, run.frontier, run.note)
-        while not run.finished():
-            crew.look_after()
-            run.show_progress()
-            run.pause()
-        crew.dismiss("the run is finished")
+        coordinate(run)
     return run.outcome
+
+
+def coordinate(run: Coordination) -> None:
+    """Look after the roles until every training step is committed."""
+    crew = Crew(run.context, run.frontier, run.note)
+    while not run.finished():
+        crew.look_after()
+        run.show_progress()
+        run.pause()
+    crew.dismiss("the run is finished")

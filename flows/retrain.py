@@ -13,14 +13,13 @@ from prefect import flow
 from prefect.states import Cancelled, Completed
 
 from flows.parameters import RetrainParameter
-from flows.retraining import announce_decision, nothing_to_do, retraining_name, store_of, train_candidate
+from flows.retraining import announce_decision, evaluated, nothing_to_do, retraining_name, store_of, train_candidate
 from flows.stoppable import stoppable
 from forge_core.config.retrain_config import load_retrain_config
 from forge_core.retraining.beginning import NothingToDo, Retraining, begin
 from forge_core.retraining.judging import enter
 from forge_core.stop import Stopped, StopToken
 from forge_core.store import Store
-from tasks.evaluate_model import evaluate_model
 from tasks.promote import promote_or_reject
 
 
@@ -59,6 +58,6 @@ def judged(store: Store, work: Retraining, stop: StopToken) -> dict[str, Any]:
     while entry is None:
         contest = enter(store, work)
         opponents = {"candidate": contest.candidate, "baseline": contest.baseline}
-        evaluations = {role: evaluate_model(store.uri, work.run, p, stop) for role, p in opponents.items()}
+        evaluations = {role: evaluated(store, work, policy, stop) for role, policy in opponents.items()}
         entry = promote_or_reject(store.uri, work, contest, evaluations, stop)
     return entry

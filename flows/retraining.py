@@ -10,14 +10,20 @@ from prefect import runtime
 from prefect.states import Completed, State
 
 from flows.announcing import announce
+from flows.coordination import Coordination
+from flows.distributed import coordinate
+from flows.elsewhere import evaluated_elsewhere
 from flows.grpo import train_policy
 from flows.session import new_session, resumed_session
 from forge_core.config import RunConfig, store_uri
 from forge_core.config.retrain_config import RetrainConfig
+from forge_core.evaluation.policies import Policy
 from forge_core.retraining.beginning import NothingToDo, Retraining
 from forge_core.retraining.report import VERBS, report
+from forge_core.stop import StopToken
 from forge_core.store import Ledger, Store, layout, open_store
 from forge_core.weights.registry import Entry, shown
+from tasks.evaluate_model import evaluate_model
 
 log = logging.getLogger("forge")
 
@@ -42,11 +48,29 @@ def train_candidate(store: Store, work: Retraining) -> State[Any]:
     if Ledger(store, work.retrain_id).head() >= work.run.steps:
         return Completed(message="trained before")
     begun = store.exists(layout.run_json(work.retrain_id))
+    if work.distributed:
+        return _train_in_roles(store, work, begun)
     session = resumed_session(work.retrain_id, store.uri, {}, [], False) if begun else new_session(work.run, {})
     with session:
         train_policy(session)
     assert session.outcome is not None
     return session.outcome
+
+
+def _train_in_roles(store: Store, work: Retraining, begun: bool) -> State[Any]:
+    """The same run in roles, of which this process is the coordinator."""
+    resumed = (None, {"store": store.uri}, work.retrain_id)
+    with Coordination(*resumed) if begun else Coordination(work.run, {}, None) as run:
+        coordinate(run)
+    assert run.outcome is not None
+    return run.outcome
+
+
+def evaluated(store: Store, work: Retraining, policy: Policy, stop: StopToken) -> str:
+    """The prefix of the evaluation of ``policy``, made here or, for a retraining in roles, where generators are."""
+    if work.distributed:
+        return evaluated_elsewhere(store, work.run, policy, stop)
+    return evaluate_model(store.uri, work.run, policy, stop)
 
 
 def announce_decision(entry: Entry) -> str:

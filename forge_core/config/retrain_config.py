@@ -63,7 +63,9 @@ class RetrainConfig(Section):
     overrides: dict[str, Any] = Field({}, description="Keys of the run to change, as dotted keys.")
     gate: GateSection = Field(GateSection(), description="When a candidate is promoted.")
     distributed: bool = Field(
-        False, description="Train through the deployment grpo-distributed/train instead of in this process."
+        False,
+        description="Train in roles, with this process as their coordinator, and evaluate through evaluate/run: every "
+        "role on its own work pool.",
     )
 
 

@@ -56,7 +56,11 @@ class DatasetSection(Section):
     split: str = Field("train", description="Split to train on.")
     streaming: bool = Field(False, description="Stream a hub data set instead of downloading it first.")
     revision: str | None = Field(None, description="Revision of a hub data set.")
-    options: dict[str, Any] = Field({}, description="Arguments of a reasoning_gym task or a python:// function.")
+    options: dict[str, Any] = Field(
+        {},
+        description="Arguments of a reasoning_gym task or a python:// function. Of a pattern: files, the list of those "
+        "to read (left out: all that match).",
+    )
     prompt_column: str | None = Field(None, description="Column of the prompt (text or chat messages).")
     answer_column: str | None = Field(None, description="Column of the ground truth.")
     system_prompt: str | None = Field(None, description="System message put before each prompt.")

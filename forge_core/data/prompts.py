@@ -169,7 +169,7 @@ def _open(section: DatasetSection, seed: int, limit: int | None, key: str) -> So
 
     local = Path(place)
     if is_pattern(place):
-        return read_files(place, limit, key)
+        return read_files(place, options, limit, key)
     if local.is_file():
         return read_file(local, limit, key)
     if local.is_dir() and any((local / name).exists() for name in ("state.json", "dataset_dict.json")):

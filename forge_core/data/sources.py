@@ -72,15 +72,22 @@ def is_pattern(place: str) -> bool:
     return any(sign in place for sign in "*?[") and not Path(place).exists()
 
 
-def read_files(pattern: str, limit: int | None, key: str) -> Source:
-    """Rows of all files that ``pattern`` matches, file by file in the order of their names."""
-    files = sorted(Path(name) for name in glob(pattern, recursive=True) if Path(name).is_file())
+def matching(pattern: str) -> list[str]:
+    """The files that ``pattern`` matches now, sorted."""
+    return sorted(name for name in glob(pattern, recursive=True) if Path(name).is_file())
+
+
+def read_files(pattern: str, options: dict[str, Any], limit: int | None, key: str) -> Source:
+    """Rows of all files that ``pattern`` matches, or of ``options.files`` where it is given, file by file."""
+    files = options.get("files") or matching(pattern)
     if not files:
         raise DataError(f"{key}.path: no file matches {pattern!r} (looked from {Path.cwd()})")
+    if gone := [name for name in files if not Path(name).is_file()]:
+        raise DataError(f"{key}.options.files: {', '.join(gone)} of {pattern!r} cannot be read: restore what was there")
     rows: list[Row] = []
-    for file in files:
+    for name in files:
         if limit is None or len(rows) < limit:
-            rows += read_file(file, None if limit is None else limit - len(rows), key).rows
+            rows += read_file(Path(name), None if limit is None else limit - len(rows), key).rows
     return Source(rows, columns_of(rows, pattern, key), Path(pattern).parent.name or "prompts")
 
 

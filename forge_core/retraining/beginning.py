@@ -4,6 +4,7 @@ Invariants:
 - The id is the digest of all that decides a retraining: rows, production model, configuration of the run, code. Equal
   inputs mean the same retraining, so whoever starts it again after a crash goes on with it; other inputs mean another.
 - ``retrainings/<id>.json`` is written before anything is trained, and says what the retraining was begun with.
+- A retraining trains and evaluates on the files that were there when it began, whatever arrives meanwhile.
 - Rows are new when their digest is not that of the retraining that was decided last.
 """
 
@@ -17,6 +18,7 @@ from forge_core.config import ConfigError, RunConfig
 from forge_core.config.retrain_config import GateSection, RetrainConfig
 from forge_core.data.identity import rows_digest
 from forge_core.data.prompts import load_prompts
+from forge_core.data.sources import is_pattern, matching
 from forge_core.models.stored import RunVersion
 from forge_core.runs.record import code_digests, now
 from forge_core.store import Store, digest, layout
@@ -50,6 +52,7 @@ def begin(
     """The retraining that these inputs mean, recorded in the store. ``force``: also when no row is new. Raises
     ConfigError, DataError, StoreError before anything is trained."""
     registry = Registry(store, config.name)
+    run = with_present_files(run)
     data = describe_data(run)
     run = _from_production(store, registry, run)
     if retrain_id is None:
@@ -60,6 +63,15 @@ def begin(
         return NothingToDo(f"{retrain_id} was decided before: {entry['action']}: {entry['reason']}", entry)
     run = run.model_copy(update={"run": run.run.model_copy(update={"id": retrain_id}), "store": store.uri})
     return _recorded(store, Retraining(retrain_id, config.name, run, data, config.gate, config.distributed))
+
+
+def with_present_files(run: RunConfig) -> RunConfig:
+    """``run`` with the files that its pattern matches now: what arrives later is of another retraining."""
+    section = run.dataset
+    if section is None or not is_pattern(section.path) or "files" in section.options:
+        return run
+    options = {**section.options, "files": matching(section.path)}
+    return run.model_copy(update={"dataset": section.model_copy(update={"options": options})})
 
 
 def describe_data(run: RunConfig) -> dict[str, Any]:

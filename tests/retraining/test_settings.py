@@ -13,7 +13,7 @@ from forge_core.config.retrain_config import GateSection, load_retrain_config
 from forge_core.data.errors import DataError
 from forge_core.data.identity import rows_digest
 from forge_core.data.prompts import check_dataset, load_prompts
-from forge_core.retraining.beginning import describe_data
+from forge_core.retraining.beginning import describe_data, with_present_files
 from forge_core.runs.checks import check_run
 from tests.cli.test_configs import ROOT
 from tests.retraining.tiny import new_data, write_project
@@ -118,3 +118,16 @@ def test_a_pattern_without_a_file_says_so(tmp_path: Path):
     assert run.dataset is not None
     with pytest.raises(DataError, match=r"dataset\.path: no file matches 'incoming/\*\.jsonl'"):
         check_dataset(run.dataset)
+
+
+def test_a_retraining_keeps_to_the_files_that_were_there_when_it_began(tmp_path: Path):
+    file = write_project(tmp_path / "p")
+    new_data(tmp_path / "p", "monday")
+    run = with_present_files(load_retrain_config(file)[1])
+    before = describe_data(run)
+    new_data(tmp_path / "p", "friday")  # sorts before monday
+    assert describe_data(run) == before
+    assert describe_data(with_present_files(load_retrain_config(file)[1]))["rows"] == 2 * before["rows"]
+    (tmp_path / "p" / "incoming" / "monday.jsonl").unlink()
+    with pytest.raises(DataError, match=r"dataset\.options\.files: .*monday\.jsonl of .* cannot be read"):
+        describe_data(run)
