@@ -11,6 +11,7 @@ import pytest
 from forge_core.data.prompts import Prompt
 from forge_core.data_model import Completion, Episode, GenerationRequest, SamplingParams, VersionSpan
 from forge_core.evaluation.results import Evaluation, compare, read_evaluation, summarise
+from forge_core.evaluation.suite import identity
 from forge_core.evaluation.tables import comparison_line, markdown
 from forge_core.rewards.actor import Graded
 from forge_core.runs.episodes import (
@@ -121,3 +122,21 @@ def test_an_evaluation_in_which_nothing_was_graded_is_an_error(store: Store):
     publish(store, "evaluations/a/", None)
     with pytest.raises(StoreError, match="no graded sample"):
         read_evaluation(store, "evaluations/a/")
+
+
+def test_the_identity_of_an_evaluation_is_all_that_decides_it_and_nothing_else():
+    sampling = SamplingParams(max_new_tokens=4)
+    ask = lambda name, seed=1: [GenerationRequest(f"{name}/{0:08d}/{0:08d}", (1, 2), seed, sampling)]
+    prompt = Prompt(0, "id", [{"role": "user", "content": "p"}], "answer", "sort", {"difficulty": 1})
+    grade = [{"name": "exact_match", "weight": 1.0, "options": {}, "source": "s"}]
+    first = identity("weights", ask("a"), [prompt], grade)
+    assert first == identity("weights", ask("another name"), [dataclasses.replace(prompt, row=7)], grade)
+    others = [
+        identity("others", ask("a"), [prompt], grade),
+        identity("weights", ask("a", seed=2), [prompt], grade),
+        identity("weights", ask("a"), [dataclasses.replace(prompt, target="another answer")], grade),
+        identity("weights", ask("a"), [dataclasses.replace(prompt, metadata={"difficulty": 2})], grade),
+        identity("weights", ask("a"), [dataclasses.replace(prompt, task="add")], grade),
+        identity("weights", ask("a"), [prompt], [{**grade[0], "source": "changed"}]),
+    ]
+    assert len({first, *others}) == 7

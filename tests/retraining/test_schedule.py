@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -13,16 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
 from forge_core.store import Store, open_store
 from forge_core.weights.registry import Registry
-from tests.deploying.conftest import kill_all
 from tests.docs.documents import ROOT
 from tests.fixtures_prefect import OperatedServer, forge_server
 from tests.retraining.tiny import NAME, new_data, write_project
+from tests.retraining.workers import workers_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.server]
 BIN = Path(sys.executable).parent
@@ -59,7 +57,9 @@ class Site:
     def wait(self, what: str, done: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + LIMIT_S
         while not (found := done()):
-            assert time.monotonic() < deadline, f"{what}:\n{(self.folder / 'worker.log').read_text()[-5000:]}"
+            assert time.monotonic() < deadline, (
+                f"{what}:\n{(self.folder / 'worker-coordinator.log').read_text()[-5000:]}"
+            )
             time.sleep(0.5)
         return found
 
@@ -74,13 +74,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with forge_server(tmp_path_factory.mktemp("site-home")) as server:
         site = Site(folder, server, open_store(str(folder / "store")))
         site.type("forge", "deploy", "--store", site.store.uri)
-        with (folder / "worker.log").open("wb") as log:
-            command = [str(BIN / "prefect"), "worker", "start", "--pool", "coordinator"]
-            environment = {**server.environment, "PREFECT_WORKER_QUERY_SECONDS": "2"}
-            worker = subprocess.Popen(command, cwd=os.sep, env=environment, stdout=log, stderr=log)
-        yield site
-        kill_all([psutil.Process(worker.pid)])
-        worker.wait(30)
+        with workers_of(["coordinator"], folder, server.environment):
+            yield site
 
 
 def project() -> dict[str, Any]:
