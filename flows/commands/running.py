@@ -131,6 +131,7 @@ def _status(state: Any, run_id: str) -> int:
         print(state.message, file=sys.stderr)
         return STOPPED
     error = state.result(raise_on_failure=False)  # its traceback is in the log above
-    print(f"{type(error).__name__}: {error}", *getattr(error, "__notes__", []), sep="\n  ", file=sys.stderr)
+    said = state.message if error is None else f"{type(error).__name__}: {error}"  # a role may end with a mere message
+    print(said, *getattr(error, "__notes__", []), sep="\n  ", file=sys.stderr)
     print(f"run {run_id} failed; after mending the cause: forge resume {run_id}", file=sys.stderr)
     return FAILED

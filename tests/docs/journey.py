@@ -16,6 +16,7 @@ NODES = "needs several nodes: tests/runs/test_rank_nodes.py starts two on one ma
 SMOLLM2 = "tests/cli/test_smollm2.py runs it"
 OPERATING = "tests/deploying/test_operating.py does it"
 RETRAINING = "tests/retraining/test_document.py does it"
+REDOING = "tests/redo/test_commands.py runs it as written"
 TWO_STEPS = "steps=2 training.batch_size=32 training.warmup_steps=0 eval.prompts=8"
 
 NOT_RUN = {
@@ -28,6 +29,11 @@ NOT_RUN = {
     "forge resume my-run parallelism.data_parallel_shard_degree=1 --allow-config-change parallelism": (
         "tests/runs/test_rank_run.py does it"
     ),
+    "forge rescore first --reward my_reward.py:MyReward --reward exact_match:0.5 run.id=graded": REDOING,
+    "forge ledger graded": REDOING,
+    "forge retrain-from first --loss cispo run.id=cispo": REDOING,
+    "forge retrain-from graded advantage.estimator=leave_one_out run.id=taught": REDOING,
+    "forge retrain-from first --from-version 4 'loss.correction={name: truncated}' run.id=late": REDOING,
     "forge slurm config.yaml --nodes 2 --gpus-per-node 8 --partition gpu store=s3://bucket/forge > job.sh": NODES,
     "sbatch job.sh": NODES,
     "forge train config.yaml run.id=my-run store=s3://bucket/forge": NODES,
