@@ -1,9 +1,6 @@
-"""The coordinator's side of a run: it is created or found, watched, shown in the UI, and stopped for all roles at once.
+"""The coordinator's side of a run: it is created or found, watched and shown in the UI.
 
-Invariants:
-- A failure of the coordinator's own (it is killed, preempted, or loses its server) leaves the roles at work; a stop,
-  Cancel in the UI, or a role that cannot be kept alive ends all of them, with the reason.
-- An outage of the store or of the server is waited out.
+Invariant: an outage of the store or of the server is waited out.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from flows.artifacts import RunArtifacts
 from flows.crew import CrewLost
 from flows.restarting import flow_run_id, started_before, with_run_id
 from flows.role_session import PREEMPTED
-from flows.stopping import SIGTERM, STOP, StopWatcher, request_stop
+from flows.stopping import SIGTERM, StopWatcher
 from forge_core.config import ConfigError, RunConfig, load_config, store_uri, validate_for_training
 from forge_core.devices import alone
 from forge_core.observability.best_effort import BestEffort
@@ -69,9 +66,6 @@ class Coordination:
         except (StoreError, OSError) as outage:
             log.warning("no progress to show: %s", outage)
 
-    def note(self, news: str) -> None:
-        log.info(news)
-
     def pause(self) -> None:
         self.stop.wait(LOOK_S)
         self.stop.check()
@@ -80,8 +74,6 @@ class Coordination:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._watcher.__exit__(None, None, None)
-        if (reason := _for_all(error)) is not None:
-            request_stop(self.store, self.run_id, reason)
         if error is None:
             self._artifacts.finish(self.context.ledger.entries())
         self._best_effort.close(10.0)
@@ -124,12 +116,3 @@ def _created(config: RunConfig | str | None, overrides: dict[str, Any]) -> tuple
     for warning in validate_for_training(alone(wanted, "coordinator")):
         log.warning(warning)
     return store, create_run(store, wanted, flow_run=flow_run_id())
-
-
-def _for_all(error: BaseException | None) -> str | None:
-    """Why every role must end, if it must: they hear of ``forge stop`` themselves."""
-    if isinstance(error, CrewLost):
-        return str(error)
-    if isinstance(error, Stopped) and error.reason not in (SIGTERM, STOP):
-        return f"coordinator: {error.reason}"
-    return None

@@ -7,6 +7,9 @@ Invariants:
   and makes nothing for ``roles.stuck_s``; at most ``roles.max_restarts`` times without an object of its own in between.
 - A role that was started twice harms nobody: claims, manifests and the ledger let one of two win.
 - A server that does not answer is asked again at the next look.
+- The roles end with the run, with a stop or Cancel in the UI, and when one of them cannot be kept alive: they are told
+  through the store, and within ``DISMISS_S`` their flow runs are cancelled, with the reason. When the coordinator alone
+  goes (it is killed, preempted, or fails) they stay at work for the next one.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import httpx
@@ -27,10 +31,11 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Crashed, State
 
 from flows.role_session import BEATS, REFUSED, SUPERSEDED
-from flows.stopping import CANCELLED
+from flows.stopping import CANCELLED, SIGTERM, STOP, request_stop
 from forge_core.runs.context import RunContext
 from forge_core.runs.frontier import Frontier
 from forge_core.runs.heartbeat import Unchanged, read_heartbeat
+from forge_core.stop import Stopped
 from forge_core.store import StoreError
 
 log = logging.getLogger("forge")
@@ -59,8 +64,10 @@ class Member:
 
 
 class Crew:
-    def __init__(self, context: RunContext, frontier: Frontier, note: Callable[[str], None]) -> None:
-        self._ctx, self._frontier, self._note = context, frontier, note
+    """Context manager around the looking after."""
+
+    def __init__(self, context: RunContext, frontier: Frontier) -> None:
+        self._ctx, self._frontier = context, frontier
         self._roles = context.config.roles
         self._unchanged = Unchanged()
         counts = {"generator": self._roles.generators, "scorer": self._roles.scorers}
@@ -78,22 +85,37 @@ class Crew:
         except (httpx.HTTPError, StoreError, OSError) as outage:
             log.warning("the roles cannot be looked after now: %s", outage)
 
-    def dismiss(self, reason: str) -> None:
-        """The run is over: give the roles time to see it, then cancel those that did not."""
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._dismiss("the run is finished")
+        elif isinstance(error, CrewLost) or (isinstance(error, Stopped) and error.reason != SIGTERM):
+            if not (isinstance(error, Stopped) and error.reason == STOP):  # of that they hear themselves
+                request_stop(self._ctx.store, self._ctx.run_id, f"coordinator: {error}")
+            self._dismiss(str(error))
+
+    def _dismiss(self, reason: str) -> None:
+        """Give the roles time to end by themselves, then cancel those that did not."""
         deadline = time.monotonic() + DISMISS_S
         while (left := self._left()) and time.monotonic() < deadline:
+            for flow_run in left:
+                if flow_run.state is not None and not flow_run.state.is_running():  # nobody is there to end it
+                    _cancel(flow_run, reason)
             time.sleep(1.0)
-        with _outages_are_logged(), get_client(sync_client=True) as client:
-            for member in left:
-                assert member.flow_run is not None
-                client.set_flow_run_state(member.flow_run.id, Cancelling(message=reason))
+        for flow_run in left:
+            _cancel(flow_run, reason)
 
-    def _left(self) -> list[Member]:
-        """Those whose flow runs have not ended."""
+    def _left(self) -> list[FlowRun]:
+        """The flow runs that have not ended."""
         with _outages_are_logged(), get_client(sync_client=True) as client:
             for member in self._members:
                 self._refresh(client, member)
-        return [m for m in self._members if m.flow_run is not None and not _ended(m.flow_run)]
+        runs = (member.flow_run for member in self._members)
+        return [run for run in runs if run is not None and not _ended(run)]
 
     def _adopt(self, client: SyncPrefectClient) -> None:
         """Take over the roles of this run that an earlier coordinator started."""
@@ -168,7 +190,7 @@ class Crew:
     def _mention_untaken(self, member: Member) -> None:
         if self._unchanged.seconds((member.name, "untaken"), True) > UNTAKEN_S and "untaken" not in member.mentioned:
             member.mentioned.add("untaken")
-            self._note(
+            log.warning(
                 f"no worker has taken the {member.role} of run {self._ctx.run_id} for {UNTAKEN_S:.0f} s: start one "
                 f"with `prefect worker start --pool {member.role}`"
             )
@@ -183,7 +205,7 @@ class Crew:
         if not _ended(member.flow_run):
             state: State[Any] = Crashed(message=why) if "heartbeat" in why else Cancelling(message=why)
             client.set_flow_run_state(member.flow_run.id, state, force=True)
-        self._note(f"{member.role} {member.name}: {why}; it is started again")
+        log.warning("%s %s: %s; it is started again", member.role, member.name, why)
         member.not_before = time.monotonic() + 2.0**member.restarts - 1.0
         member.restarts, member.flow_run, member.made = member.restarts + 1, None, 0
         self._start(client, member)
@@ -211,6 +233,11 @@ def _role_tag(role: str) -> str:
 
 def _ended(run: FlowRun) -> bool:
     return run.state is not None and run.state.is_final()
+
+
+def _cancel(run: FlowRun, reason: str) -> None:
+    with _outages_are_logged(), get_client(sync_client=True) as client:
+        client.set_flow_run_state(run.id, Cancelling(message=reason))
 
 
 @contextmanager

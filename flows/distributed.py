@@ -28,9 +28,8 @@ def grpo_distributed(
 
 def coordinate(run: Coordination) -> None:
     """Look after the roles until every training step is committed."""
-    crew = Crew(run.context, run.frontier, run.note)
-    while not run.finished():
-        crew.look_after()
-        run.show_progress()
-        run.pause()
-    crew.dismiss("the run is finished")
+    with Crew(run.context, run.frontier) as crew:
+        while not run.finished():
+            crew.look_after()
+            run.show_progress()
+            run.pause()

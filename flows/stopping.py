@@ -22,6 +22,7 @@ import queue
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -78,7 +79,13 @@ class StopWatcher:
 
     def _hand_on_signals(self) -> None:
         while (number := self._signals.get()) is not None:
-            self._stop.set("Ctrl-C" if number == signal.SIGINT else SIGTERM)
+            self._stop.set("Ctrl-C" if number == signal.SIGINT else self._terminated())
+
+    def _terminated(self) -> str:
+        """A worker ends a flow run that was cancelled with SIGTERM too: only the server can tell."""
+        with suppress(Exception):  # best effort by contract
+            return (self._cancelled() if self._flow_run_id is not None else None) or SIGTERM
+        return SIGTERM
 
     def _start(self, name: str, look: Callable[[], str | None]) -> None:
         threading.Thread(target=self._watch, args=(name, look), name=f"forge-{name}", daemon=True).start()
