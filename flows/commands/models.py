@@ -45,7 +45,7 @@ def _deleted(store: Store, ledger: Ledger, record: RunRecord, version: int) -> C
 
 def evaluated_best(store: Store, run_id: str) -> int:
     """The version with the best evaluation reward. Raises ConfigError when none was evaluated."""
-    best = best_version(store, run_id)
+    best = best_version(store, run_id).version
     if best is None:
         raise ConfigError(f"--best: no version of {run_id!r} was evaluated (eval.prompts=0): use --version N")
     return best

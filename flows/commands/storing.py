@@ -34,7 +34,8 @@ def gc(args: argparse.Namespace) -> int:
     waiting = 0
     for name in names:
         if not args.run_id and not store.exists(layout.run_json(name)):
-            print(f"{name} has no run.json: forge rm {name} removes what is left of it", file=sys.stderr)
+            if store.list(layout.run(name)):
+                print(f"{name} has no run.json: forge rm {name} removes what is left of it", file=sys.stderr)
             continue
         record = load_run(store, name)
         collected = collect_garbage(store, record, dry_run=args.dry_run)

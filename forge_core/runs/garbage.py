@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
 from forge_core.runs.record import RunRecord
-from forge_core.runs.versions import best_version
+from forge_core.runs.versions import best_version, remember
 from forge_core.store import Ledger, NotFound, Store, layout
 from forge_core.store.checkpoints import prefix_number
 from forge_core.store.deletion import Garbage, delete_objects
@@ -32,10 +32,10 @@ def collect_garbage(store: Store, record: RunRecord, *, dry_run: bool = False) -
     """Delete weights, checkpoints and abandoned attempts that nothing has reached for ``gc.grace`` seconds, and advice
     of the past; with ``dry_run`` only say what that is."""
     config, run_id = record.config, record.run_id
-    best = best_version(store, run_id, remember=not dry_run)
+    best = best_version(store, run_id)
     pinned = registered_weights(store)
-    if best is not None:
-        pinned.add(Ledger(store, run_id).weights_prefix(best))
+    if best.version is not None:
+        pinned.add(Ledger(store, run_id).weights_prefix(best.version))
     collected = collect(
         store,
         run_id,
@@ -47,6 +47,8 @@ def collect_garbage(store: Store, record: RunRecord, *, dry_run: bool = False) -
         dry_run=dry_run,
     )
     advice = _delete(store, _past_advice(store, record), dry_run)
+    if best.steps and not dry_run:
+        remember(store, run_id, best)  # last, when there is room
     return Collected((*collected.garbage, *advice), collected.waiting)
 
 

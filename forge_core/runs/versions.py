@@ -7,39 +7,48 @@ read from there on. Whoever overwrites it writes another such summary.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 from forge_core.store import Ledger, NotFound, Store, entry_digest, layout
 
 REWARD = "eval/reward/mean"
-NOTHING: dict[str, Any] = {"steps": 0, "entry": None, "version": None, "reward": None}
 
 
-def best_version(store: Store, run_id: str, *, remember: bool = False) -> int | None:
-    """The version with the best evaluation reward (the first of equals), or None when none was evaluated.
+@dataclass(frozen=True)
+class Best:
+    """Of the first ``steps`` training steps, the last of which has the digest ``entry``: the ``version`` with the best
+    evaluation ``reward`` (the first of equals); None when none was evaluated."""
 
-    ``remember``: leave a summary, so that the next look-up reads only the entries since.
-    """
+    steps: int = 0
+    entry: str | None = None
+    version: int | None = None
+    reward: float | None = None
+
+
+def best_version(store: Store, run_id: str) -> Best:
+    """The best of all committed steps. Reads the entries since the summary was written."""
     ledger = Ledger(store, run_id)
     head = ledger.head()
-    known = _summary(store, ledger, run_id, head)
-    best = dict(known)
-    for batch in range(known["steps"], head):
+    best = _summary(store, ledger, run_id, head)
+    for batch in range(best.steps, head):
         entry = ledger.required(batch)
-        best |= {"steps": batch + 1, "entry": entry_digest(entry)}
+        best = replace(best, steps=batch + 1, entry=entry_digest(entry))
         reward = entry["metrics"].get(REWARD)
-        if reward is not None and (best["reward"] is None or reward > best["reward"]):
-            best |= {"reward": reward, "version": int(entry["metrics"]["eval/version"])}
-    if remember and best != known:
-        store.put_json(layout.best(run_id), best)
-    return best["version"]
+        if reward is not None and (best.reward is None or reward > best.reward):
+            best = replace(best, reward=reward, version=int(entry["metrics"]["eval/version"]))
+    return best
 
 
-def _summary(store: Store, ledger: Ledger, run_id: str, head: int) -> dict[str, Any]:
+def remember(store: Store, run_id: str, best: Best) -> None:
+    """Write the summary, so that the next look-up reads only the entries since."""
+    store.put_json(layout.best(run_id), asdict(best))
+
+
+def _summary(store: Store, ledger: Ledger, run_id: str, head: int) -> Best:
     """The stored summary, if it is one of this ledger."""
     try:
-        known = store.read_json(layout.best(run_id))
+        known = Best(**store.read_json(layout.best(run_id)))
     except NotFound:
-        return NOTHING
-    last = ledger.entry(known["steps"] - 1) if 0 < known["steps"] <= head else None
-    return known if last is not None and entry_digest(last) == known["entry"] else NOTHING
+        return Best()
+    last = ledger.entry(known.steps - 1) if 0 < known.steps <= head else None
+    return known if last is not None and entry_digest(last) == known.entry else Best()

@@ -6,7 +6,8 @@ A path is a key that ``check_key`` accepted, below the root of the backend. Ever
 - ``write``: replaces whole or not at all; for names that hold the digest of their content, and for advice.
 - ``read``, ``read_range`` and ``download`` raise ``NotFound``; a range ends where the object ends at the latest.
   ``delete`` of a missing path does nothing; ``list`` gives the paths below a folder ("" is the root) with their sizes
-  in bytes, ``folders`` the names of the folders directly below it; neither is cached.
+  in bytes, ``folders`` the names of the folders directly below it (one that was just emptied may be among them);
+  neither is cached.
 - ``now`` and ``written_at`` (raises ``NotFound``) are seconds on one clock, the service's, whichever machine asks.
 - ``unfinished`` is what writers began and did not finish, killed ones among them: no object, but it takes space.
 - Failures of the service are ``StoreError``s that name the path and the remedy; passing ones are tried again first.

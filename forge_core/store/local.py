@@ -168,7 +168,8 @@ class LocalBackend:
             remedy = "free some space, or set store=... to a folder on another disk"
         else:
             remedy = f"make {self.root} a folder that you may write to and that knows hard links, or set store=..."
-        return StoreError(f"{path} in the store {self.uri}: {error.strerror} ({error.filename}): {remedy}")
+        file = f" ({error.filename})" if error.filename else ""
+        return StoreError(f"{path} in the store {self.uri}: {error.strerror}{file}: {remedy}")
 
 
 def _place_durably(target: Path, place: Callable[[Path], T]) -> T:

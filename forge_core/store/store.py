@@ -150,7 +150,8 @@ class Store:
         return self._backend.list(check_prefix(prefix).rstrip("/") if prefix else "")
 
     def folders(self, prefix: str) -> builtins.list[str]:
-        """The names of the folders directly below the folder ``prefix`` ("" is the root), sorted."""
+        """The names of the folders directly below the folder ``prefix`` ("" is the root), sorted. Some servers still
+        name a folder that was just emptied."""
         return self._backend.folders(check_prefix(prefix).rstrip("/") if prefix else "")
 
     def now(self) -> float:

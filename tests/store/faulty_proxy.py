@@ -7,7 +7,10 @@ Range reads wait while ``gate`` is closed (``clear``).
 from __future__ import annotations
 
 import http.client
+import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,14 +22,18 @@ from urllib.parse import urlsplit
 class Fault:
     """What happens to one request of ``method`` whose path holds ``part``.
 
-    ``forward``: the server gets the request. ``status``: the client gets this instead of the server's answer; None:
-    the client gets no answer, the connection breaks.
+    ``forward``: the server gets the request. ``status``: the client gets this, with ``body``, instead of the server's
+    answer; None: the client gets no answer, the connection breaks. ``silent_s``: so long nothing happens first.
+    ``cut``: the connection breaks in the middle of the server's answer.
     """
 
     method: str
     part: str
     forward: bool
     status: int | None = None
+    body: bytes = b""
+    silent_s: float = 0.0
+    cut: bool = False
 
 
 class FaultyProxy:
@@ -97,11 +104,18 @@ def _handler(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
             if fault is None:
                 assert answer is not None
                 self._reply(*answer)
-            elif fault.status is None:
-                self.close_connection = True
-                self.connection.close()
             else:
-                self._reply(fault.status, [], b"")
+                self._fail(fault, answer)
+
+        def _fail(self, fault: Fault, answer: tuple[int, list[tuple[str, str]], bytes] | None) -> None:
+            time.sleep(fault.silent_s)
+            if fault.cut and answer is not None:
+                status, headers, body = answer
+                self._reply(status, headers, body, sent=len(body) // 2)
+            if fault.status is not None:
+                return self._reply(fault.status, [("Content-Type", "application/xml")], fault.body)
+            self.close_connection = True
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, no end
 
         do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = handle_any
 
@@ -116,7 +130,7 @@ def _handler(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
             server.close()
             return answer
 
-        def _reply(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        def _reply(self, status: int, headers: list[tuple[str, str]], body: bytes, sent: int | None = None) -> None:
             self.send_response_only(status)
             for name, value in headers:
                 if name.lower() not in ("content-length", "transfer-encoding", "connection"):
@@ -124,7 +138,7 @@ def _handler(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
             length = {name.lower(): value for name, value in headers}.get("content-length", str(len(body)))
             self.send_header("Content-Length", length if self.command == "HEAD" else str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(body[:sent])
 
         def log_message(self, *args: object) -> None: ...
 

@@ -9,7 +9,7 @@ import pytest
 from forge_core.config import load_config
 from forge_core.runs.garbage import LEFT_S, collect_garbage, collect_leftovers, collect_strays, registered_weights
 from forge_core.runs.record import RunRecord, create_run, load_run
-from forge_core.runs.versions import best_version
+from forge_core.runs.versions import best_version, remember
 from forge_core.store import Ledger, Store, layout
 from forge_core.weights.registry import Registry
 from tests.store.entries import RUN, committed, entry
@@ -103,21 +103,21 @@ def test_the_best_version_is_looked_up_without_reading_the_whole_ledger_again(
     memory: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = with_weights(memory, 30, b4={"eval/reward/mean": 0.5, "eval/version": 4})
-    assert best_version(memory, RUN, remember=True) == 4
+    remember(memory, RUN, best_version(memory, RUN))
     for batch in (30, 31):
         better = {**entry(batch, "")["metrics"], "eval/reward/mean": 0.5 + batch, "eval/version": batch}
         ledger.commit(entry(batch, ledger.previous(batch), metrics=better))
     seen = reads(memory, monkeypatch)
-    assert best_version(memory, RUN) == 31
+    assert best_version(memory, RUN).version == 31
     assert seen == [layout.best(RUN), *(layout.ledger(RUN, batch) for batch in (29, 30, 31))]
 
 
 @pytest.mark.parametrize("change", [{"entry": "of another ledger"}, {"steps": 9}])
 def test_a_summary_of_another_ledger_is_not_used(memory: Store, change: dict[str, Any]) -> None:
     with_weights(memory, 6, b1={"eval/reward/mean": 0.5, "eval/version": 1})
-    best_version(memory, RUN, remember=True)
+    remember(memory, RUN, best_version(memory, RUN))
     memory.put_json(layout.best(RUN), {**memory.read_json(layout.best(RUN)), "version": 5, **change})
-    assert best_version(memory, RUN) == 1
+    assert best_version(memory, RUN).version == 1
 
 
 def test_advice_about_the_past_goes_and_about_the_present_stays(memory: Store, clock: Clock) -> None:
