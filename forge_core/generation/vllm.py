@@ -18,7 +18,7 @@ import importlib.util
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,12 @@ _guarded = memory_guard("generator", SETTINGS["vllm generator"])
 
 
 class _Call:
-    """One ``generate`` call: what it waits for."""
+    """One ``generate`` call: what it waits for, by names that no other call has or had: the last words of a request
+    that was given up must not be taken for those of one that is asked for again."""
 
-    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
-        self.waiting = {r.request_id: r for r in requests}
+    def __init__(self, requests: Sequence[GenerationRequest], number: int) -> None:
+        self.names = [f"{r.request_id}@{number}" for r in requests]
+        self.waiting = dict(zip(self.names, requests, strict=True))
         self.results: dict[str, dict[str, Any]] = {}
         self.error: BaseException | None = None
 
@@ -58,8 +60,9 @@ class VLLMGenerator:
         self._read_model(weights(version), settings.max_model_len)
         self._settings = dataclasses.replace(settings, max_model_len=self._max_len)
         self._changed = threading.Condition(threading.RLock())  # of the requests below, and of the pool
-        self._calls: dict[str, _Call] = {}  # by request id
-        self._assigned: dict[str, int] = {}  # request id -> engine
+        self._numbers = itertools.count()  # of calls
+        self._calls: dict[str, _Call] = {}  # by the name of each request
+        self._assigned: dict[str, int] = {}  # name -> engine
         self._pool = EnginePool(
             weights,
             version,
@@ -87,13 +90,13 @@ class VLLMGenerator:
         check_versions(requests, self._pool.version)
         if not requests:
             return []
-        call = _Call(requests)
+        call = _Call(requests, next(self._numbers))
         with self._changed:
             self._pool.check_usable()
             self._calls.update(dict.fromkeys(call.waiting, call))
-            self._dispatch(requests)
+            self._dispatch(call.waiting)
         self._wait(call, stop, deadline_s)
-        return completions(self._tokenizer, requests, [self._sampled(call.results[r.request_id]) for r in requests])
+        return completions(self._tokenizer, requests, [self._sampled(call.results[name]) for name in call.names])
 
     @_guarded
     def update_weights(self, version: int) -> None:
@@ -125,13 +128,11 @@ class VLLMGenerator:
 
     def sleep(self) -> None:
         """Free the engines' GPU memory (weights go to host memory, the key/value cache is dropped)."""
-        for replica in self._pool.live().values():
-            replica.call("sleep")
+        self._pool.sleep()
 
     def wake(self) -> None:
         """Take the memory back; nothing may be generated before."""
-        for replica in self._pool.live().values():
-            replica.call("wake")
+        self._pool.wake()
 
     def shutdown(self) -> None:
         self._pool.close()
@@ -153,7 +154,7 @@ class VLLMGenerator:
         self._max_len = min(longest, int(config["max_position_embeddings"]))
         self._eos_ids = eos_token_ids(folder, config.get("eos_token_id"), self._tokenizer)
 
-    def _dispatch(self, requests: Sequence[GenerationRequest]) -> None:
+    def _dispatch(self, requests: Mapping[str, GenerationRequest]) -> None:
         """Give ``requests`` to the least loaded engines, prompt by prompt; without a live engine they wait for one."""
         live = self._pool.live()
         if not live or not requests:
@@ -163,12 +164,12 @@ class VLLMGenerator:
             if index in load:
                 load[index] += 1
         parts: dict[int, list[dict[str, Any]]] = {index: [] for index in live}
-        for _, group in itertools.groupby(requests, key=lambda r: r.prompt_ids):
-            members = list(group)
+        for _, group in itertools.groupby(requests.items(), key=lambda named: named[1].prompt_ids):
+            members = dict(group)
             index = min(load, key=lambda i: (load[i], i))
             load[index] += len(members)
-            parts[index] += [self._settings.request(request, self._eos_ids) for request in members]
-            self._assigned.update({request.request_id: index for request in members})
+            parts[index] += [self._settings.request(name, request, self._eos_ids) for name, request in members.items()]
+            self._assigned.update(dict.fromkeys(members, index))
         for index, part in parts.items():
             if part:
                 live[index].generate(part)
@@ -178,10 +179,10 @@ class VLLMGenerator:
         names = [name for name, i in self._assigned.items() if i == index]
         for name in names:
             del self._assigned[name]
-        self._dispatch([self._calls[name].waiting[name] for name in names])
+        self._dispatch({name: self._calls[name].waiting[name] for name in names})
 
     def _on_ready(self) -> None:
-        self._dispatch([call.waiting[name] for name, call in self._calls.items() if name not in self._assigned])
+        self._dispatch({name: call.waiting[name] for name, call in self._calls.items() if name not in self._assigned})
 
     def _on_done(self, result: dict[str, Any]) -> None:
         with self._changed:
@@ -191,10 +192,11 @@ class VLLMGenerator:
                 return  # nobody waits for it any more
             if index is not None:
                 self._pool.succeeded(index)
-            del self._calls[result["id"]], call.waiting[result["id"]]
+            del self._calls[result["id"]]
+            request = call.waiting.pop(result["id"])
             call.results[result["id"]] = result
             if "refused" in result:
-                call.error = call.error or ValueError(f"request {result['id']}: {result['refused']}")
+                call.error = call.error or ValueError(f"request {request.request_id}: {result['refused']}")
             if call.error or not call.waiting:
                 self._changed.notify_all()
 

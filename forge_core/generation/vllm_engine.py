@@ -21,27 +21,12 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
+from forge_core.generation.vllm_open import Open, finished, sampling_params
 from forge_core.generation.vllm_slots import PROBE_PRIORITY, reserve_slots
 from forge_core.models.probe import check
 from forge_core.processes.channel import Channel
-
-
-@dataclass
-class Open:
-    """One request that is not finished. ``spans``: (version, first token) of each version that sampled for it."""
-
-    request: dict[str, Any]
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    attempt: int = 0
-    again: bool = False
-    aborted: bool = False
-
-    @property
-    def inner_id(self) -> str:
-        return f"{self.request['id']}#{self.attempt}"
 
 
 class EngineHost:
@@ -108,7 +93,7 @@ class EngineHost:
             return
         finally:
             del self._open[item.request["id"]]
-        self._report(_finished(item, output))
+        self._report(finished(item, output))
 
     async def _run(self, item: Open) -> Any:
         """Let the engine work on ``item`` until it ends or is taken back; its final output, None for no token."""
@@ -126,10 +111,12 @@ class EngineHost:
         self._adding += 1
         try:
             queue = await self._engine.add_request(
-                item.inner_id, prompt, _sampling_params(request["params"]), priority=request["priority"]
+                item.inner_id, prompt, sampling_params(request["params"]), priority=request["priority"]
             )
         finally:
             self._adding -= 1
+        if item.aborted:  # meanwhile: the engine may not have known it yet
+            await self._engine.abort([item.inner_id])
         output = queue.get_nowait() or await queue.get()
         while not output.finished:
             output = await queue.get()
@@ -141,11 +128,11 @@ class EngineHost:
             item.aborted, item.again = True, False
         await self._engine.abort([item.inner_id for item in items])
 
-    def _report(self, finished: dict[str, Any]) -> None:
+    def _report(self, result: dict[str, Any]) -> None:
         if self._held is not None:
-            self._held.append(finished)
+            self._held.append(result)
         else:
-            self._channel.send(("done", finished))
+            self._channel.send(("done", result))
 
     # Weights ------------------------------------------------------------------------------------------------------
 
@@ -159,6 +146,7 @@ class EngineHost:
         while self._adding:
             await asyncio.sleep(0.001)
         await self._engine.pause_generation(mode="wait" if drain else "keep", clear_cache=False)
+        await self._counted()
         times["pause"] = time.monotonic() - started
         self._held = []
         untouched = self._mark(version)
@@ -175,18 +163,30 @@ class EngineHost:
         await self._check(probe)
         times["probe"] = time.monotonic() - started
         held, self._held = self._held, None
-        for finished in held:
-            self._report(finished)
+        for result in held:
+            self._report(result)
         return times
+
+    async def _counted(self) -> None:
+        """Wait until the tokens of the steps before the pause have all arrived here."""
+        before: list[int | None] | None = None
+        while (found := [self._tokens(item) for item in self._open.values()]) != before:
+            before = found
+            await asyncio.sleep(0.005)
+
+    def _tokens(self, item: Open) -> int | None:
+        """How many tokens a request has; None while it waits at the gate, or has just finished."""
+        processor = self._engine.output_processor
+        inner = processor.external_req_ids.get(item.inner_id)
+        return processor.request_states[inner[0]].detokenizer.num_output_tokens() if inner else None
 
     def _mark(self, version: int) -> list[Open]:
         """Note where ``version`` begins in every request that has tokens; those that have none, to be run again."""
-        processor, untouched = self._engine.output_processor, []
+        untouched = []
         for item in self._open.values():
-            inner = processor.external_req_ids.get(item.inner_id)
-            if not inner:  # it waits at the gate, or has just finished
+            count = self._tokens(item)
+            if count is None:
                 continue
-            count = processor.request_states[inner[0]].detokenizer.num_output_tokens()
             if count:
                 item.spans.append((version, count))
             elif not item.aborted:
@@ -227,25 +227,6 @@ class EngineHost:
 
     async def _on_config(self) -> dict[str, Any]:
         return _plain_config(self._engine.vllm_config)
-
-
-def _sampling_params(params: dict[str, Any]) -> Any:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    return SamplingParams(**params, output_kind=RequestOutputKind.FINAL_ONLY)
-
-
-def _finished(item: Open, output: Any) -> dict[str, Any]:
-    tokens: list[int] = []
-    logprobs: list[float] = []
-    reason = "abort"
-    if output is not None:
-        (sequence,) = output.outputs
-        tokens = list(sequence.token_ids)
-        logprobs = [entry[token].logprob for token, entry in zip(tokens, sequence.logprobs or [], strict=True)]
-        reason = sequence.finish_reason or "abort"
-    return {"id": item.request["id"], "tokens": tokens, "logprobs": logprobs, "reason": reason, "spans": item.spans}
 
 
 def _plain_config(config: Any) -> dict[str, Any]:

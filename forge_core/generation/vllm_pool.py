@@ -5,6 +5,7 @@ Invariants:
   none is behind.
 - An engine that could not take new weights, or died, is started again on ``version``; one that dies more than
   ``MAX_RESTARTS`` times without having finished a request breaks the pool.
+- Between ``sleep`` and ``wake`` no engine has or takes memory of its GPU; one that dies is started again after it.
 - State is read and changed under ``changed``, which the owner shares; ``on_lost(index)`` is called under it when an
   engine is gone, and ``on_ready()`` when one has come back.
 """
@@ -16,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class EnginePool:
         self.weights, self.version, self.settings = weights, version, settings
         self.last_update: dict[str, float] = {}  # seconds of each phase of the newest update, in the slowest engine
         self.broken: BaseException | None = None
-        self.closed = False
+        self.closed = self.asleep = False
         self._logs, self._changed = logs, changed
         self._on_done, self._on_lost, self._on_ready = on_done, on_lost, on_ready
         self._updating = threading.Lock()
@@ -58,10 +59,15 @@ class EnginePool:
         self._signature = engine_weights.signature(weights(version))
 
     def start(self) -> None:
-        """Start all engines, side by side. Raises ReplicaDied."""
+        """Start all engines, side by side. Raises ReplicaDied; ``close`` then ends those that did start."""
+
+        def start(index: int) -> None:
+            self._replicas[index] = self._started(index)
+
         with ThreadPoolExecutor(len(self._replicas)) as pool:
-            for index, replica in enumerate(pool.map(self._started, range(len(self._replicas)))):
-                self._replicas[index] = replica
+            starts = [pool.submit(start, index) for index in range(len(self._replicas))]
+        for started in starts:
+            started.result()
 
     def live(self) -> dict[int, Replica]:
         """The engines that work now, by number."""
@@ -96,6 +102,25 @@ class EnginePool:
             engine_weights.check_same(folder, self._signature)
             self.last_update = self._swap(version, folder)
             self.version = version
+
+    def sleep(self) -> None:
+        """Free the GPUs."""
+        with self._updating:  # no engine is being started again
+            self.asleep = True
+            self._tell("sleep")
+
+    def wake(self) -> None:
+        """Take the memory back."""
+        with self._updating:
+            self._tell("wake")
+        with self._changed:
+            self.asleep = False
+            self._changed.notify_all()
+
+    def _tell(self, what: str) -> None:
+        for replica in self.live().values():
+            with suppress(ReplicaDied):  # then it has freed everything, and is started again
+                replica.call(what)
 
     def close(self) -> None:
         with self._changed:
@@ -171,10 +196,11 @@ class EnginePool:
 
     def _restart(self, index: int) -> None:
         try:
-            with self._updating:  # an update sees every engine, or none of this one
-                replica = self._started(index)
+            replica = self._started_again(index)
         except BaseException as error:  # whatever it is, those who wait for this engine must hear of it
             self._break(f"vllm-{index} cannot be started again: {error}")
+            return
+        if replica is None:
             return
         with self._changed:
             self._replicas[index] = replica
@@ -182,6 +208,17 @@ class EnginePool:
                 replica.close()
             self._on_ready()
             self._changed.notify_all()
+
+    def _started_again(self, index: int) -> Replica | None:
+        """Engine number ``index`` once more, as soon as its GPU may be used; None after ``close``."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self.closed or not self.asleep)
+                if self.closed:
+                    return None
+            with self._updating:  # an update sees every engine, or none of this one
+                if not self.asleep:
+                    return self._started(index)
 
     def _break(self, reason: str) -> None:
         with self._changed:

@@ -24,6 +24,8 @@ from forge_core.processes import ChildDied, ChildGroup
 from forge_core.processes.channel import Channel
 
 START_S = 900.0  # loading, compiling and capturing graphs of a large model
+CALL_S = 600.0
+DRAIN_S = 24 * 3600.0  # for responses of any length; their own deadline ends them before
 END_S = 5.0
 
 
@@ -78,7 +80,7 @@ class Replica:
     def abort(self, ids: list[str]) -> None:
         self._send("abort", ids)
 
-    def call(self, kind: str, timeout_s: float = 600.0, **arguments: Any) -> Any:
+    def call(self, kind: str, timeout_s: float = CALL_S, **arguments: Any) -> Any:
         """The child's answer to ``kind``; a child that gives none in time is ended."""
         future: Future[Any] = Future()
         with self._lock:
@@ -97,7 +99,8 @@ class Replica:
         """Swap the weights; seconds of each phase. Raises ReplicaDied: after a failed swap the child is gone."""
         if version == self.version:
             return {}
-        times = self.call("update", version=version, folder=str(folder), drain=drain, probe=probe)
+        limit = CALL_S + (DRAIN_S if drain else 0.0)
+        times = self.call("update", limit, version=version, folder=str(folder), drain=drain, probe=probe)
         self.version = version
         return times
 

@@ -77,8 +77,8 @@ class VLLMSettings:
                 env["TORCHDYNAMO_DISABLE"] = "1"
         return env | dict(self.environment(gpus))
 
-    def request(self, request: GenerationRequest, eos_ids: Sequence[int]) -> dict[str, Any]:
-        """``request`` as it travels to an engine."""
+    def request(self, name: str, request: GenerationRequest, eos_ids: Sequence[int]) -> dict[str, Any]:
+        """``request`` as it travels to an engine, under ``name``."""
         sampling = request.sampling
         params = {
             **self.sampling_params,
@@ -94,7 +94,7 @@ class VLLMSettings:
         if not params.get("ignore_eos"):
             params["stop_token_ids"] = [*eos_ids, *params.get("stop_token_ids", ())]
         return {
-            "id": request.request_id,
+            "id": name,
             "prompt_ids": list(request.prompt_ids),
             "priority": request.priority,
             "min_version": request.min_version,

@@ -130,13 +130,13 @@ def _requested(error: BaseException) -> int | None:
 
 
 def _gpu_rows() -> list[tuple[str, dict[str, int]]]:
-    """A GPU's memory as torch sees it where this process uses GPUs, else as the driver does: asking torch would take
-    memory on each of them."""
+    """The memory of each GPU that this process uses, as torch sees it; if it uses none, of all as the driver does:
+    asking torch would take memory on each of them, if there is any."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return _driver_rows()
     rows = []
-    for i in range(torch.cuda.device_count()):
+    for i in filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count())):
         free, total = torch.cuda.mem_get_info(i)
         allocated, reserved = torch.cuda.memory_allocated(i), torch.cuda.memory_reserved(i)
         row = {"total": total, "free": free, "allocated by torch": allocated, "reserved by torch": reserved}
@@ -158,8 +158,9 @@ def _driver_rows() -> list[tuple[str, dict[str, int]]]:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):  # no such GPU, or no such driver
         return []
-    numbers = [[int(field) for field in line.split(",")] for line in answer.splitlines()]
-    return [(f"GPU {i}", {"total": total * 1024**2, "free": free * 1024**2}) for i, total, free in numbers]
+    rows = [[field.strip() for field in line.split(",")] for line in answer.splitlines()]
+    known = [[int(field) for field in row] for row in rows if all(field.isdigit() for field in row)]  # some are [N/A]
+    return [(f"GPU {i}", {"total": total * 1024**2, "free": free * 1024**2}) for i, total, free in known]
 
 
 def _local_bytes(tensor: Any) -> int:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -229,6 +229,17 @@ def test_a_stop_ends_the_call_and_frees_the_engine(endless: VLLMGenerator) -> No
     assert time.monotonic() - started < 3  # the 64 are gone
 
 
+def test_what_was_given_up_is_not_taken_for_what_is_asked_for_again(endless: VLLMGenerator) -> None:
+    requests = many(SLOTS, 60)
+    for attempt in range(4):
+        stop = StopToken()
+        threading.Timer(0.1 + 0.05 * attempt, stop.set, ["test"]).start()
+        with suppress(Stopped):
+            endless.generate(requests, stop=stop)
+        again = endless.generate(requests)
+        assert {(c.metadata["finish_reason"], len(c.token_ids)) for c in again} == {("length", 60)}
+
+
 def test_at_the_deadline_unfinished_requests_come_back_as_they_are(endless: VLLMGenerator) -> None:
     completions = endless.generate(many(3 * SLOTS, 2000), deadline_s=1.0)
     reasons = [c.metadata["finish_reason"] for c in completions]
@@ -374,6 +385,35 @@ def test_run_serves_until_it_is_stopped(engine: VLLMGenerator) -> None:
 
 
 # Faults: these tests kill engines -----------------------------------------------------------------------------------
+
+
+def test_an_engine_that_dies_asleep_takes_no_memory_before_it_is_woken(engine: VLLMGenerator) -> None:
+    engine.sleep()  # on a CPU nothing is freed, but whose turn it is counts the same
+    (replica,) = engine._pool.live().values()
+    replica.group.kill()
+    time.sleep(2.0)
+    assert not engine._pool.live()
+    assert not [p for p in psutil.Process().children(recursive=True) if "vllm_engine" in " ".join(p.cmdline())]
+    engine.wake()
+    assert engine.generate([request("1")])[0].metadata["policy_version"] == engine.get_version()
+
+
+def test_no_engine_stays_behind_when_another_cannot_start(versions: Versions, tmp_path: Path) -> None:
+    given: list[None] = []
+
+    def environment(ids: Sequence[str]) -> dict[str, str]:
+        given.append(None)
+        if len(given) == 2:
+            raise OSError("no such device")
+        return {}
+
+    with pytest.raises(OSError, match="no such device"):
+        VLLMGenerator(versions, version=0, settings=settings(gpus=((), ()), environment=environment), logs=tmp_path)
+    logs = [str(path) for path in tmp_path.glob("vllm-*.log")]
+    assert len(logs) == 1
+    assert "init engine" in Path(logs[0]).read_text(), "one did start"
+    held = [p for p in psutil.Process().children(recursive=True) if any(f.path in logs for f in p.open_files())]
+    assert not held
 
 
 def engine_processes(pid: int) -> list[psutil.Process]:

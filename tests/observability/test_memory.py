@@ -114,3 +114,14 @@ def test_a_gpu_that_is_full_is_in_the_table() -> None:
 def test_the_table_asks_no_torch_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
     assert "machine: total" in memory_table()
+
+
+def test_a_driver_that_does_not_know_the_memory_of_a_gpu_spoils_no_message(tmp_path, monkeypatch) -> None:
+    """Machines that share memory between CPU and GPU answer [N/A]."""
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho '0, 81559, 80000'\necho '1, [N/A], [N/A]'\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    table = memory_table()
+    assert "GPU 0: total 79.65 GiB, free 78.12 GiB" in table
+    assert "GPU 1" not in table

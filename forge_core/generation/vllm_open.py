@@ -1,0 +1,42 @@
+"""A request while an engine works on it, and what is reported of it in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Open:
+    """One request that is not finished. ``spans``: (version, first token) of each version that sampled for it."""
+
+    request: dict[str, Any]
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    attempt: int = 0
+    again: bool = False
+    aborted: bool = False
+
+    @property
+    def inner_id(self) -> str:
+        return f"{self.request['id']}#{self.attempt}"
+
+
+def sampling_params(params: dict[str, Any]) -> Any:
+    """vLLM's settings of one request, which is reported once, when it has ended."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(**params, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def finished(item: Open, output: Any) -> dict[str, Any]:
+    """What the parent is told; ``output``: vLLM's, None where there is no token."""
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    reason = "abort"
+    if output is not None:
+        (sequence,) = output.outputs
+        tokens = list(sequence.token_ids)
+        logprobs = [entry[token].logprob for token, entry in zip(tokens, sequence.logprobs or [], strict=True)]
+        reason = sequence.finish_reason or "abort"
+    return {"id": item.request["id"], "tokens": tokens, "logprobs": logprobs, "reason": reason, "spans": item.spans}
