@@ -1,4 +1,4 @@
-"""An operator at work on one server: types commands, starts and kills workers, looks at what the server says."""
+"""An operator at work: types commands, starts and kills workers, looks at what the server, on PostgreSQL, says."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ import pytest
 
 from forge_core.store import Ledger, Store, open_store
 from tests.docs.documents import ROOT
-from tests.fixtures_prefect import OperatedServer
+from tests.fixtures_postgres import create_database
+from tests.fixtures_prefect import OperatedServer, forge_server
 
 BIN = Path(sys.executable).parent
+KILLED_STEPS = 30
 SMALL = {"warm_start.steps": 20, "eval.prompts": 16, "training.batch_size": 64, "training.warmup_steps": 0}
 
 
@@ -85,15 +87,48 @@ class Operator:
         return self.flow_run(flow_run)["state_type"] in ("COMPLETED", "FAILED", "CANCELLED")
 
 
-@pytest.fixture(scope="module")
-def operator(operated_server: OperatedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """An operator whose workers, and what they run, end with the module."""
+@pytest.fixture(scope="package")
+def database(postgres: str) -> str:
+    return create_database(postgres, "operated")
+
+
+@pytest.fixture(scope="package")
+def operator(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """An operator whose server and workers, and what they run, end with this folder's tests."""
     folder = tmp_path_factory.mktemp("operator")
-    operator = Operator(operated_server, open_store(str(folder / "store")), folder)
-    yield operator
-    kill_all([psutil.Process(w.pid) for w in operator.workers if w.poll() is None])
-    for worker in operator.workers:
-        worker.wait(30)
+    with forge_server(folder, PREFECT_SERVER_DATABASE_CONNECTION_URL=database) as server:
+        operator = Operator(server, open_store(str(folder / "store")), folder)
+        yield operator
+        kill_all([psutil.Process(w.pid) for w in operator.workers if w.poll() is None])
+        for worker in operator.workers:
+            worker.wait(30)
+
+
+@pytest.fixture(scope="package")
+def deployed(operator: Operator) -> dict[str, str]:
+    """What the first ``forge deploy`` said."""
+    return operator.deploy("--store", operator.store.uri)
+
+
+@pytest.fixture(scope="package")
+def quickstart(operator: Operator, deployed: dict[str, str]) -> str:
+    """Id of a finished flow run."""
+    operator.start_worker("trainer")
+    flow_run = operator.run("grpo/quickstart", steps=3)
+    operator.wait("a run of three steps", lambda: operator.ended(flow_run))
+    return flow_run
+
+
+@pytest.fixture(scope="package")
+def killed(operator: Operator, quickstart: str) -> str:
+    """Id of a flow run that was killed in the middle, together with its worker; another worker waits for work."""
+    worker = psutil.Process(operator.workers[0].pid)
+    flow_run = operator.run("grpo/quickstart", steps=KILLED_STEPS, **{"checkpoint.interval": 2})
+    operator.wait("a run to kill", lambda: operator.committed(operator.flow_run(flow_run)["name"]) >= 3)
+    kill_all([worker])
+    assert operator.committed(operator.flow_run(flow_run)["name"]) < KILLED_STEPS
+    operator.start_worker("trainer")
+    return flow_run
 
 
 def kill_all(processes: list[psutil.Process]) -> None:

@@ -55,9 +55,9 @@ NOT_RUN = {
     "prefect event emit forge.data.new --resource-id forge.data.prompts": OPERATING,
     "CUDA_VISIBLE_DEVICES=0 prefect worker start --pool generator --limit 1": "needs GPUs",
     "CUDA_VISIBLE_DEVICES=1 prefect worker start --pool trainer --limit 1": "needs GPUs",
-    "createdb forge": "tests/deploying/test_postgres.py does it",
+    "createdb forge": OPERATING,
     "export PREFECT_SERVER_DATABASE_CONNECTION_URL=postgresql+asyncpg://forge:PASSWORD@127.0.0.1:5432/forge": (
-        "tests/deploying/test_postgres.py does it"
+        OPERATING
     ),
     "forge server --host 0.0.0.0": "tests/deploying/test_server.py does it",
     "forge new digits": RETRAINING,

@@ -1,0 +1,36 @@
+"""The end of the run that test_operating.py left lying; last of its folder, so that others pass the time."""
+
+from __future__ import annotations
+
+import time
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from flows.deploying_automations import SILENCE
+from tests.deploying.conftest import KILLED_STEPS, SMALL, Operator
+
+
+@pytest.mark.server
+@pytest.mark.engine
+def test_a_run_killed_with_its_worker_is_found_started_again_and_finishes(operator: Operator, killed: str):
+    started = time.monotonic()
+    operator.wait("the end of the killed run", lambda: operator.ended(killed), SILENCE.total_seconds() + 180)
+    print(f"waited {time.monotonic() - started:.0f} s for the killed run")
+    states = operator.states(killed)
+    names = [name for name, _ in states if name not in ("Pending", "Submitting")]
+    assert [name for name, _ in groupby(names)] == [
+        "Scheduled",
+        "Running",
+        "Crashed",
+        "Scheduled",
+        "Running",
+        "Completed",
+    ]
+    assert ("Crashed", "no heartbeat: worker and flow are gone") in states
+    run = operator.flow_run(killed)
+    assert run["run_count"] == 2
+    assert operator.committed(run["name"]) == KILLED_STEPS
+    assert run["parameters"]["overrides"] == {**SMALL, "steps": KILLED_STEPS, "checkpoint.interval": 2}
+    assert len(list(Path(operator.store.uri.removeprefix("file://"), "runs").iterdir())) == 2, "no third run"
