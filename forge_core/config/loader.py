@@ -25,7 +25,7 @@ from forge_core.config.errors import ConfigError
 from forge_core.config.explain import problems_of
 from forge_core.config.files import located
 from forge_core.config.overrides import Overrides, apply_overrides
-from forge_core.config.references import escape, resolve_references
+from forge_core.config.references import escape, resolve_references, secret_problems
 from forge_core.config.run_config import RunConfig
 from forge_core.config.yaml_text import dump_yaml, load_yaml, yaml_mistake
 
@@ -40,7 +40,7 @@ def load_config(source: str | Path | Mapping[str, Any] | RunConfig, overrides: O
     problems: list[str] = []
     tree = _source_tree(source, problems)
     apply_overrides(tree, overrides, problems)
-    problems += _empty_repositories(tree, "")
+    problems += _empty_repositories(tree, "") + secret_problems(tree)
     name = str(source) if isinstance(source, str | Path) else "configuration"
     try:
         config = RunConfig.model_validate(tree)

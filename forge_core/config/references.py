@@ -3,6 +3,10 @@ r"""References to environment variables in configuration values: ``${oc.env:NAME
 Guarantees: a missing variable without a default is a problem that names key and variable; any other ``${`` is a
 problem too (nothing is left half-resolved); ``\${`` stands for the text ``${``, and ``escape`` writes it that way.
 Values come back in new containers, so nothing the caller passed in is shared or changed.
+
+Secrets: a configuration is stored, printed and handed to Prefect, so it never holds one. A text with a reference to a
+variable that holds a secret stays as it is, and is only allowed in the ``options`` of the user's own code, which get
+the value when they are used (``revealed``).
 """
 
 from __future__ import annotations
@@ -12,6 +16,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from forge_core.config.errors import ConfigError
+from forge_core.redaction import has_password, is_secret_name
+
+_PLACES = "options of rewards, loss and data sets"
+_OPTIONS = re.compile(r"(rewards\.functions\.\d+|loss|dataset|warm_start\.dataset)\.options\..+")
+_SECRET_OPTION = re.compile(
+    r"(^|_)(api_?key|secret(_key)?|access_key|private_key|password|passwd|passphrase|credentials?|"
+    r"(auth|access|api|bearer|hf)_token)$",
+    re.IGNORECASE,
+)
 _OPENING = re.compile(r"(\\*)\$\{")
 _REFERENCE = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_][A-Za-z0-9_]*)\s*(?:,([^{}]*))?\}")
 
@@ -24,10 +38,55 @@ def resolve_references(value: Any, key: str, problems: list[str]) -> Any:
         return [resolve_references(v, f"{key}.{i}", problems) for i, v in enumerate(value)]
     if not isinstance(value, str) or "${" not in value:
         return value
+    if has_secret(value):
+        _resolve_text(value, key, problems)  # a missing variable is a problem now
+        return value
     whole = _REFERENCE.fullmatch(value)
     if whole and (whole[2] or "").strip() in ("null", "None") and whole[1] not in os.environ:
         return None  # a default of null is null, not the text "null"
     return _resolve_text(value, key, problems)
+
+
+def has_secret(text: str) -> bool:
+    """Whether ``text`` refers to a variable that holds a secret."""
+    found = (match[1] for match in _REFERENCE.finditer(text))
+    return any(is_secret_name(name) or has_password(os.environ.get(name, "")) for name in found)
+
+
+def revealed(options: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """``options`` with the secrets that they refer to, for the code that they are the arguments of. Raises ConfigError
+    for a variable that is not set."""
+    problems: list[str] = []
+    found: dict[str, Any] = _revealed(dict(options), key, problems)
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def _revealed(value: Any, key: str, problems: list[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _revealed(v, f"{key}.{k}", problems) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_revealed(v, f"{key}.{i}", problems) for i, v in enumerate(value)]
+    return _resolve_text(value, key, problems) if isinstance(value, str) and has_secret(value) else value
+
+
+def secret_problems(value: Any, key: str = "") -> list[str]:
+    """The secrets in a configuration, and the references to one where none may be."""
+    if isinstance(value, Mapping | list):
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        return [p for k, v in pairs for p in secret_problems(v, f"{key}.{k}" if key else str(k))]
+    if not isinstance(value, str):
+        return []
+    if has_secret(value):
+        return [] if _OPTIONS.fullmatch(key) else [f"{key}: a secret can stand in {_PLACES} only, not here"]
+    leaf = key.rpartition(".")[2]
+    if has_password(value) or (_OPTIONS.fullmatch(key) and value and _SECRET_OPTION.search(leaf)):
+        return [
+            f"{key}: holds a secret, which would be stored with the run: put it into an environment variable and write "
+            f"${{oc.env:NAME}} here, with a NAME that ends in _KEY, _TOKEN, _PASSWORD or _SECRET"
+        ]
+    return []
 
 
 def escape(value: Any) -> Any:
@@ -36,7 +95,7 @@ def escape(value: Any) -> Any:
         return {k: escape(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [escape(v) for v in value]
-    if not isinstance(value, str):
+    if not isinstance(value, str) or has_secret(value):
         return value
     return _OPENING.sub(lambda m: m[1] * 2 + r"\${", value)
 

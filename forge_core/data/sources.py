@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from forge_core.config.references import revealed
 from forge_core.data.errors import DataError
 from forge_core.data.importing import ObjectPathError, load_object
 from forge_core.data.tagged import encode
@@ -135,7 +136,7 @@ def load_function(path: str, options: dict[str, Any], seed: int, key: str) -> Ca
         raise DataError(
             f"{key}.options: python://{path} takes ({', '.join(parameters)}), but {options} was given: {error}"
         ) from error
-    return lambda: function(**arguments)
+    return lambda: function(**(arguments | revealed(options, f"{key}.options")))
 
 
 def function_rows(path: str, options: dict[str, Any], limit: int | None, seed: int, key: str) -> Source:

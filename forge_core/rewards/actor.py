@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_core.config.references import revealed
 from forge_core.rewards.grading import Grade, Graded, Outcome, RewardItem, Spec, grade_item
 from forge_core.rewards.pool import WorkerPool
 from forge_core.rewards.resolve import BUILTINS, RewardError, build
@@ -114,7 +115,8 @@ class RewardActor:
 
 
 def _specs(functions: Sequence[RewardFunction], folder: Path | None) -> list[Spec]:
-    """Components with unique names: the part after the colon, numbered from the second use on."""
+    """Components with unique names: the part after the colon, numbered from the second use on. Their options hold the
+    secrets that the configuration refers to."""
     names: list[str] = []
     for function in functions:
         name = function.path.rpartition(":")[2]
@@ -122,7 +124,7 @@ def _specs(functions: Sequence[RewardFunction], folder: Path | None) -> list[Spe
         names.append(f"{name}#{used + 1}" if used else name)
     folder = None if folder is None else folder.resolve()
     return [
-        Spec(name, function.path, function.weight, dict(function.options), folder)
+        Spec(name, function.path, function.weight, revealed(function.options, "rewards.functions: options"), folder)
         for name, function in zip(names, functions, strict=True)
     ]
 

@@ -2,8 +2,9 @@
 
 Guarantees:
 - A grade that raises or is no finite number is an error with its text, never a 0.
+- An error's text is stored: secrets of the environment are left out of it.
 - The other components of a failed item are still graded and recorded.
-- This module imports nothing but the standard library: grading processes start with it.
+- This module imports nothing but the standard library (nor does what it imports): grading processes start with it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from forge_core.redaction import redact
 
 Grade = Callable[[str, str, dict[str, Any]], Any]
 
@@ -67,7 +70,7 @@ def grade_item(functions: Sequence[tuple[str, Grade]], item: RewardItem) -> Outc
         try:
             components[name] = _number(grade(item.prompt, item.completion, item.metadata))
         except Exception as error:  # a reward may fail in any way; it is recorded with the episode
-            errors.append(f"{name}: {type(error).__name__}: {error}{_place(error)}")
+            errors.append(f"{name}: {type(error).__name__}: {redact(str(error))}{_place(error)}")
     return Outcome(components, "error" if errors else "ok", "; ".join(errors) or None)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.data.importing import ObjectPathError, load_object, source_file
+from forge_core.redaction import redact
 from forge_core.rewards.grading import Grade, Spec
 
 BUILTINS = {
@@ -65,8 +66,10 @@ def build(spec: Spec) -> Grade:
         instance = found(**spec.options)
     except Exception as error:  # the constructor is the user's code
         raise RewardError(
-            f"rewards.functions: making {spec.path} with the options {spec.options} failed: "
-            f"{type(error).__name__}: {error}"
+            redact(
+                f"rewards.functions: making {spec.path} with the options {spec.options} failed: "
+                f"{type(error).__name__}: {error}"
+            )
         ) from error
     grade = getattr(instance, "grade", None)
     if not callable(grade):
@@ -81,8 +84,10 @@ def _check_call(grade: Grade, spec: Spec, options: dict[str, Any]) -> None:
         inspect.signature(grade).bind("prompt", "completion", {}, **options)
     except TypeError as error:
         raise RewardError(
-            f"rewards.functions: {spec.path} cannot be called as (prompt, completion, metadata) with the options "
-            f"{options}: {error}"
+            redact(
+                f"rewards.functions: {spec.path} cannot be called as (prompt, completion, metadata) with the options "
+                f"{options}: {error}"
+            )
         ) from error
 
 

@@ -98,10 +98,11 @@ class RankOptions:
 def torchrun(rendezvous: Rendezvous, ranks: int, options: RankOptions) -> list[str]:
     """The command that starts this node's ``ranks``; none is started again when one ends."""
     address = [f"--local-addr={rendezvous.address}"] if rendezvous.address else []
+    launcher = "torch.distributed.run" if rendezvous.nodes > 1 else "forge_core.training.loopback_run"
     return [
         sys.executable,
         "-m",
-        "torch.distributed.run",
+        launcher,
         f"--nnodes={rendezvous.nodes}",
         f"--nproc-per-node={ranks}",
         "--rdzv-backend=c10d",

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from forge_core.algorithms.losses.base import Loss, PolicyLoss
 from forge_core.config.errors import ConfigError
+from forge_core.config.references import revealed
 from forge_core.data.importing import ObjectPathError, load_object
+from forge_core.redaction import redact
 
 ARGUMENTS = ("logits", "target_ids", "advantages", "generator_logprobs", "loss_mask", "ref_logprobs")
 
@@ -35,12 +37,15 @@ def load_custom_loss(path: str, options: dict[str, Any]) -> PolicyLoss | CustomL
     """The loss that ``path`` names, made with ``options``. Raises ConfigError naming ``loss.path``."""
     try:
         found = load_object(path)
-        made = found(**options) if inspect.isclass(found) else partial(found, **options)
+        arguments = revealed(options, "loss.options")
+        made = found(**arguments) if inspect.isclass(found) else partial(found, **arguments)
     except ObjectPathError as error:
         raise ConfigError([f"loss.path: {error}"]) from error
+    except ConfigError:
+        raise
     except Exception as error:  # the constructor is the user's code
         raise ConfigError(
-            [f"loss.options: making {path} with {options} failed: {type(error).__name__}: {error}"]
+            [f"loss.options: making {path} with {options} failed: {type(error).__name__}: {redact(str(error))}"]
         ) from error
     if isinstance(made, PolicyLoss):
         return made
