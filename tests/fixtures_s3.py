@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class S3Server:
-    """Where the server listens, and its users: one may do anything, one read and write in its buckets, one only read."""
+    """Where the server listens, and its users: one may do anything, one read and write, one only read."""
 
     endpoint: str
     access_key: str = "forge-admin"
@@ -61,20 +61,23 @@ class S3Server:
         return {**self.environment, **keys}
 
 
-def _users(server: S3Server) -> dict[str, object]:
-    def user(name: str, access_key: str, secret_key: str, actions: list[str]) -> dict[str, object]:
+def _users(server: S3Server, policies: Mapping[str, str]) -> dict[str, object]:
+    def user(name: str, access_key: str, secret_key: str, actions: list[str], *policies: str) -> dict[str, object]:
         return {
             "name": name,
             "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
             "actions": actions,
+            "policyNames": policies,
         }
 
     return {
+        "policies": [{"name": name, "content": text} for name, text in policies.items()],
         "identities": [
+            *(user(name, name, f"{name}-secret", [], name) for name in policies),
             user("admin", server.access_key, server.secret_key, ["Admin", "Read", "Write", "List", "Tagging"]),
             user("plain", server.plain_access_key, server.plain_secret_key, ["Read", "Write", "List", "Tagging"]),
             user("reader", server.reader_access_key, server.reader_secret_key, ["Read", "List"]),
-        ]
+        ],
     }
 
 
@@ -142,11 +145,14 @@ def _wait_until_ready(server: S3Server, process: subprocess.Popen[bytes], log: P
 
 
 @contextmanager
-def seaweedfs(folder: Path, volumes: int = 64) -> Iterator[S3Server]:
-    """A server of its own that keeps its objects in ``folder``, in at most ``volumes`` volumes of 64 MB."""
+def seaweedfs(folder: Path, volumes: int = 64, policies: Mapping[str, str] | None = None) -> Iterator[S3Server]:
+    """A server of its own that keeps its objects in ``folder``, in at most ``volumes`` volumes of 64 MB.
+
+    ``policies``: further users (access key ``<name>``, secret ``<name>-secret``), each with an IAM policy as JSON.
+    """
     (port,) = _free_ports(1)
     server = S3Server(f"http://127.0.0.1:{port}")
-    (folder / "users.json").write_text(json.dumps(_users(server)))
+    (folder / "users.json").write_text(json.dumps(_users(server, policies or {})))
     log = folder / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

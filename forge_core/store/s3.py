@@ -213,6 +213,10 @@ class S3Backend:
             return _Exists(path)
         if status == 416:
             return _BeyondEnd(path)
+        if code == "RequestTimeTooSkewed":
+            return StoreError(
+                f"{where}: S3 refused ({code}): set this machine's clock (NTP); `forge doctor` compares it"
+            )
         if status in (401, 403):
             return StoreError(
                 f"{where}: S3 refused ({code}: {error}): check {_CREDENTIALS}, and that this user may "

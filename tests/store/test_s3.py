@@ -1,13 +1,14 @@
-"""What only a real S3 server can show: lost replies, passing failures, access, long listings, large files."""
+"""What only a real S3 server can show: lost replies, passing failures, access (more in test_s3_faults.py)."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
+import botocore.auth
 import pytest
 
 from forge_core.store import Store, StoreError, open_store
@@ -144,24 +145,22 @@ def test_a_user_without_admin_rights_can_use_an_existing_bucket(
     assert store.open_published("e/1").read("a") == b"x"
 
 
+def test_a_user_who_may_only_read_is_told_what_it_lacks(
+    s3_server: S3Server, s3_store_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_store(s3_store_uri).put_json("readable", {"a": 1})
+    for name, value in s3_server.reader_environment.items():
+        monkeypatch.setenv(name, value)
+    refused(f"{s3_store_uri}/{uuid.uuid4().hex}", "S3 refused .*may read, write, list and delete in the bucket forge")
+    assert open_store(s3_store_uri, probe=False).read_json("readable") == {"a": 1}
+
+
+def test_a_clock_that_is_an_hour_off_is_named(s3_store_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = botocore.auth.get_current_datetime
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: now() + timedelta(hours=1))
+    refused(f"{s3_store_uri}/{uuid.uuid4().hex}", "S3 refused .RequestTimeTooSkewed.: set this machine's clock")
+
+
 def test_an_endpoint_where_nobody_answers_is_named(s3_store_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     refused(f"{s3_store_uri}/{uuid.uuid4().hex}", "no S3 server answers .*check AWS_ENDPOINT_URL")
-
-
-def test_listings_beyond_a_thousand_keys_are_whole(s3_store_uri: str) -> None:
-    store = open_store(f"{s3_store_uri}/{uuid.uuid4().hex}")
-    keys = [f"run/{number:05d}" for number in range(1_050)]
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda key: store._backend.write(key, b"x"), keys))
-    assert store.list("run") == keys
-
-
-def test_a_file_that_is_uploaded_in_parts_comes_back_whole(s3_store_uri: str, tmp_path: Path) -> None:
-    large = tmp_path / "large.bin"
-    large.write_bytes(uuid.uuid4().bytes * (110 * 2**20 // 16))
-    store = open_store(f"{s3_store_uri}/{uuid.uuid4().hex}")
-    store.publish("w/1", {"large.bin": large}, request="r")
-    (tmp_path / "copy").mkdir()
-    store.open_published("w/1").copy_to(tmp_path / "copy")
-    assert (tmp_path / "copy/large.bin").stat().st_size == large.stat().st_size
