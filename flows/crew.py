@@ -70,6 +70,7 @@ class Crew:
         self._ctx, self._frontier = context, frontier
         self._roles = context.config.roles
         self._unchanged = Unchanged()
+        self._busy: set[str] = set()  # roles that have something to do
         counts = {"generator": self._roles.generators, "scorer": self._roles.scorers}
         wanted = ROLES if context.config.grpo.beta > 0 else ROLES[:-1]
         self._members = [Member(role, i) for role in wanted for i in range(counts.get(role, 1))]
@@ -80,6 +81,7 @@ class Crew:
         try:
             with get_client(sync_client=True) as client:
                 self._adopt(client)
+                self._busy = self._frontier.waiting_for()
                 for member in self._members:
                     self._look(client, member)
         except (httpx.HTTPError, StoreError, OSError) as outage:
@@ -182,7 +184,7 @@ class Crew:
         silence = self._roles.claim_timeout_s * (1 + SILENT_BEATS / BEATS)
         if self._unchanged.seconds((member.name, "beat"), beat["beat"]) > silence:
             return f"no heartbeat for {silence:.0f} s"
-        works = member.role in self._frontier.waiting_for()
+        works = member.role in self._busy
         if self._unchanged.seconds((member.name, "made"), (beat["made"], works)) > self._roles.stuck_s and works:
             return f"it has work and made nothing for {self._roles.stuck_s:.0f} s ({beat['doing']})"
         return None
