@@ -78,7 +78,7 @@ class _Work:
     def requests(self) -> list[GenerationRequest]:
         from transformers import AutoTokenizer
 
-        tokenizer, section = AutoTokenizer.from_pretrained(self.folder), self.config.dataset
+        tokenizer, section = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False), self.config.dataset
         assert section is not None
 
         def encode(prompt: Prompt) -> list[int]:

@@ -109,7 +109,7 @@ class HFGenerator:
         self._model = build_model(folder, dtype=dtype, device=device)
         self._config = self._model.config
         self._check(dict(self._model.named_parameters()), folder, self._version)
-        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         self._eos_ids = eos_token_ids(folder, self._config.eos_token_id, self._tokenizer)
         for layer in self._model.model.layers:
             layer.register_forward_pre_hook(lambda *_: self._guard())

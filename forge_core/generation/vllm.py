@@ -149,7 +149,7 @@ class VLLMGenerator:
         from transformers import AutoTokenizer
 
         config = read_json(folder / "config.json")
-        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         self._vocab_size = int(config["vocab_size"])
         self._max_len = min(longest, int(config["max_position_embeddings"]))
         self._eos_ids = eos_token_ids(folder, config.get("eos_token_id"), self._tokenizer)

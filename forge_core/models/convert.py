@@ -63,7 +63,7 @@ def _write_model(file: Path, folder: Path, dtype: str) -> None:
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False)
     config, architecture = model.config, type(model).__name__
     if architecture not in SUPPORTED_ARCHITECTURES:
         raise ModelError(f"{file}: {architecture} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}")
@@ -82,7 +82,7 @@ def _write_tokenizer(file: Path, folder: Path) -> None:
     from transformers import AutoTokenizer
 
     fields = _tokenizer_fields(file)
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     if fields["tokenizer.ggml.model"] == "gpt2":
         _set_splits(tokenizer, str(fields["tokenizer.ggml.pre"]), file)
     tokenizer.model_max_length = fields["context_length"] or tokenizer.model_max_length

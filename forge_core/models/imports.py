@@ -17,6 +17,6 @@ def import_model_code(folder: Path) -> None:
     import transformers
     from transformers import AutoConfig, AutoTokenizer, DynamicCache  # noqa: F401
 
-    AutoConfig.from_pretrained(folder)
-    AutoTokenizer.from_pretrained(folder)
+    AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     getattr(transformers, model_architecture(folder))

@@ -27,7 +27,7 @@ def build_model(folder: Path, *, dtype: torch.dtype, device: str) -> Any:
 
     check_model_folder(folder)
     tensors = read_tensors(folder)
-    config = transformers.AutoConfig.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     with torch.device("meta"):  # thread-local, draws no random number
         model = getattr(transformers, model_architecture(folder))(config)
     model.to(dtype).to_empty(device=device)

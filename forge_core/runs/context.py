@@ -120,7 +120,7 @@ class RunContext:
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self.weights_dir(0))
+        return AutoTokenizer.from_pretrained(self.weights_dir(0), trust_remote_code=False)
 
     @cached_property
     def tokenizer_digest(self) -> str:

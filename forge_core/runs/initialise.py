@@ -109,7 +109,7 @@ def _warm_start(ctx: RunContext, warm: WarmStartSection, base: Path, target: Pat
     trainer.setup()
     demonstrations = load_prompts(warm.dataset, seed=ctx.config.run.seed, needs_answer=True, key="warm_start.dataset")
     rows, _ = split_holdout(demonstrations, ctx.config.eval.holdout)
-    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     loss = 0.0
     for step, samples in enumerate(_demonstration_batches(ctx.config, warm, demonstrations, rows, tokenizer)):
         totals = Totals(sum(sum(s.loss_mask) for s in samples), len(samples))

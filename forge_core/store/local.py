@@ -3,6 +3,7 @@
 - ``create`` links a complete, synced temporary file to its name: the link either makes the name or fails.
 - ``write`` renames a complete, synced temporary file over the name.
 - Stored files are read-only: they may have further hard links in local caches.
+- No key leads out of the root, through symbolic links either.
 - Temporary files live in ``.tmp`` below the root, where ``.cache`` belongs to others; no key begins with a dot.
 - The clock is that of the file system, which may be a server's: the one that stamps files.
 """
@@ -37,6 +38,7 @@ class LocalBackend:
         self.root = Path(os.path.abspath(root))
         self.folder: Path | None = self.root
         self.uri = f"file://{self.root}"
+        self._real = os.path.realpath(self.root)
         for temporary in self.unfinished():
             if self.now() - temporary.since > _STALE_S:
                 self.discard(temporary)
@@ -51,10 +53,10 @@ class LocalBackend:
 
     def read(self, path: str) -> bytes:
         with self._reading(path):
-            return (self.root / path).read_bytes()
+            return self._at(path).read_bytes()
 
     def read_range(self, path: str, start: int, end: int) -> bytes:
-        with self._reading(path), (self.root / path).open("rb") as file:
+        with self._reading(path), self._at(path).open("rb") as file:
             file.seek(start)
             return file.read(end - start)
 
@@ -62,19 +64,19 @@ class LocalBackend:
         """A hard link where it is possible: it takes no space, and outlives the deletion of the object."""
         with self._reading(path):
             try:
-                os.link(self.root / path, target)
+                os.link(self._at(path), target)
             except OSError as error:
                 if error.errno not in _NO_LINK:
                     raise
-                shutil.copyfile(self.root / path, target)
+                shutil.copyfile(self._at(path), target)
 
     def exists(self, path: str) -> bool:
         with self._reading(path):
-            return (self.root / path).is_file()
+            return self._at(path).is_file()
 
     def list(self, folder: str) -> dict[str, int]:
         found: dict[str, int] = {}
-        for parent, folders, names in os.walk(self.root / folder):
+        for parent, folders, names in os.walk(self._at(folder)):
             if Path(parent) == self.root:
                 folders[:] = [name for name in folders if not name.startswith(".")]
             for name in names:
@@ -85,15 +87,15 @@ class LocalBackend:
 
     def folders(self, folder: str) -> builtins.list[str]:
         try:
-            with os.scandir(self.root / folder) as entries:
+            with os.scandir(self._at(folder)) as entries:
                 return sorted(e.name for e in entries if e.is_dir() and not (not folder and e.name.startswith(".")))
         except _MISSING:
             return []
 
     def delete(self, path: str) -> None:
         with self._writing(path):
-            (self.root / path).unlink(missing_ok=True)
-        _remove_empty(self.root, (self.root / path).parent)
+            self._at(path).unlink(missing_ok=True)
+        _remove_empty(self.root, self._at(path).parent)
 
     def now(self) -> float:
         with self._writing(".tmp"), self._temporary(b"", uuid.uuid4().hex) as temporary:
@@ -101,7 +103,7 @@ class LocalBackend:
 
     def written_at(self, path: str) -> float:
         with self._reading(path):
-            return (self.root / path).stat().st_mtime
+            return self._at(path).stat().st_mtime
 
     def unfinished(self) -> builtins.list[Unfinished]:
         folder, found = self.root / ".tmp", []
@@ -116,9 +118,19 @@ class LocalBackend:
         with self._writing(unfinished.path):
             (self.root / ".tmp" / unfinished.handle).unlink(missing_ok=True)
 
+    def _at(self, path: str) -> Path:
+        """Where ``path`` is. Raises StoreError when a symbolic link leads out of the root (which may be one itself)."""
+        place = os.path.realpath(self.root / path)
+        if place != self._real and not place.startswith(os.path.join(self._real, "")):
+            raise StoreError(
+                f"{path} in the store {self.uri} leads out of the store, to {place}: remove the symbolic link; a store "
+                "on several disks is a matter of the file system"
+            )
+        return self.root / path
+
     def _place(self, path: str, place: Callable[[Path], T]) -> T:
         """Put a file at ``path``, durably; again when a concurrent delete has removed the new, empty folder."""
-        target = self.root / path
+        target = self._at(path)
         for attempt in range(PLACE_ATTEMPTS):
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)

@@ -15,9 +15,10 @@ from typing import Any
 
 from forge_core.store.backend import check_key
 from forge_core.store.digests import SHORT, content_digest
-from forge_core.store.errors import StoreError
+from forge_core.store.errors import CorruptObject, StoreError
 
 MANIFEST = "manifest.json"
+DATA = frozenset({".safetensors", ".json", ".parquet", ".txt", ".jinja", ".model"})  # types that hold no code
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,18 @@ class Manifest:
             if file.name == name:
                 return file
         raise KeyError(f"{self.prefix} has no file {name!r}; it has {', '.join(file.name for file in self.files)}")
+
+
+def check_data(manifest: Manifest) -> Manifest:
+    """``manifest`` when its files are of types that are data alone; CorruptObject otherwise: a loader that is given a
+    folder may run what it finds there (a pickle, a module)."""
+    for file in manifest.files:
+        if PurePosixPath(file.name).suffix not in DATA:
+            raise CorruptObject(
+                f"{file.key}: files of this type may hold code, so it is not fetched: an object of a run consists of "
+                f"{', '.join(sorted(DATA))} files; find out who wrote {manifest.prefix}"
+            )
+    return manifest
 
 
 def stored_name(name: str, sha256: str) -> str:

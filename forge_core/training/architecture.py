@@ -47,7 +47,7 @@ def read_architecture(model_dir: Path) -> Architecture:
     path = model_dir / "config.json"
     if not path.is_file():
         raise ValueError(f"{path} does not exist: a model folder needs config.json, safetensors and tokenizer files")
-    config = AutoConfig.from_pretrained(model_dir)
+    config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
     name = (config.architectures or ["none"])[0]
     if name not in SUPPORTED:
         raise ValueError(f"{path}: architecture {name} is not supported; supported are {', '.join(SUPPORTED)}")

@@ -29,7 +29,7 @@ from pathlib import Path, PurePosixPath
 
 from forge_core.observability.memory import machine_memory
 from forge_core.store.digests import SHORT, digest
-from forge_core.store.manifest import Manifest
+from forge_core.store.manifest import Manifest, check_data
 from forge_core.store.store import Stop, Store
 from forge_core.weights.fetch import fetch
 from forge_core.weights.locks import exclusive, exclusive_if_free, is_held, shared
@@ -111,7 +111,7 @@ class HostCache:
 
         Raises CacheError, Stopped, and what ``fetch`` raises; nothing is cached then.
         """
-        item = self._item(store, manifest)
+        item = self._item(store, check_data(manifest))
         with exclusive(item.fetch_lock, stop):
             if not item.holds(manifest):
                 self._fill(item, store, manifest, lambda folder: fetch(store, manifest, folder, fetchers, stop))

@@ -204,7 +204,7 @@ def test_leftovers_of_processes_that_were_killed_are_removed(memory: Store, cach
 def test_weights_that_do_not_fit_are_refused_with_the_setting(memory: Store, cache: HostCache) -> None:
     older = used(cache, memory, 1)
     in_use = lease(cache, memory, published(memory, 2))
-    huge = Manifest("weights/00000003-a/", "r", "c", (File("model", "key", 10**17, "0"),))
+    huge = Manifest("weights/00000003-a/", "r", "c", (File("model.safetensors", "key", 10**17, "0"),))
     with pytest.raises(CacheError, match=rf"weights/00000003-a/ \(1e\+08 GB\) does not fit .* 1 versions.*{VARIABLE}"):
         lease(cache, memory, huge)
     assert (older.is_dir(), in_use.folder.is_dir()) == (False, True)
