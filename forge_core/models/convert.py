@@ -63,7 +63,9 @@ def _write_model(file: Path, folder: Path, dtype: str) -> None:
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
+    )
     config, architecture = model.config, type(model).__name__
     if architecture not in SUPPORTED_ARCHITECTURES:
         raise ModelError(f"{file}: {architecture} is not supported; supported: {', '.join(SUPPORTED_ARCHITECTURES)}")
