@@ -164,7 +164,7 @@ def test_cancelling_the_coordinator_stops_all_roles_and_its_run_can_go_on(
     state = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
     api(server, f"/flow_runs/{coordinator['id']}/set_state", state)
     assert finished()["type"] == "CANCELLED"
-    wait_for(lambda: all_ended(server, "cancelled"), 60)
+    wait_for(lambda: all_ended(server, "cancelled"), 120)
     assert {r["state"]["type"] for r in roles_of(server, "cancelled")} == {"CANCELLED"}
     assert 1 <= run.ledger.verify() < 1000
 
@@ -177,4 +177,4 @@ def test_a_role_that_cannot_work_ends_the_run_with_its_reason(
     assert state["type"] == "FAILED"
     assert "cannot work on this run" in state["message"]
     assert "no-such-file.jsonl" in state["message"]
-    wait_for(lambda: all_ended(server, "refused"), 60)
+    wait_for(lambda: all_ended(server, "refused"), 120)
