@@ -10,6 +10,7 @@ from rich.table import Table
 
 from flows.commands.common import existing_store, loaded_config, show, stored_run
 from forge_core.config import ConfigError, config_warnings, store_uri, to_yaml
+from forge_core.runs.formats import UnreadableRun
 from forge_core.runs.record import load_run
 from forge_core.runs.removal import run_ids
 from forge_core.runs.rescored import finished_batches, newest_metrics, rescored_entries
@@ -22,7 +23,11 @@ def runs(args: argparse.Namespace) -> int:
     table = Table("run", "steps", "reward", "evaluation", "created", "made from")
     names = [name for name in run_ids(store) if store.exists(layout.run_json(name))]
     for name in names:
-        record = load_run(store, name)
+        try:
+            record = load_run(store, name)
+        except UnreadableRun as error:  # the others are shown all the same
+            print(error, file=sys.stderr)
+            continue
         metrics = newest_metrics(store, record)
         shown = [f"{metrics[k]:.3f}" if k in metrics else "" for k in ("reward/mean", "eval/reward/mean")]
         made_from = f"{record.flow} {record.parent.run_id}" if record.parent else ""

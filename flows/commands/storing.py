@@ -16,6 +16,7 @@ from flows.commands.common import existing_store, show
 from flows.following import follow, print_files
 from forge_core.config import ConfigError
 from forge_core.logs import log_files, roles, run_logs
+from forge_core.runs.formats import UnreadableRun
 from forge_core.runs.garbage import collect_garbage, collect_leftovers, collect_strays
 from forge_core.runs.record import RUN_ID, load_run
 from forge_core.runs.removal import references, remove_run, run_ids
@@ -37,7 +38,13 @@ def gc(args: argparse.Namespace) -> int:
             if store.list(layout.run(name)):
                 print(f"{name} has no run.json: forge rm {name} removes what is left of it", file=sys.stderr)
             continue
-        record = load_run(store, name)
+        try:
+            record = load_run(store, name)
+        except UnreadableRun as error:
+            if args.run_id:
+                raise
+            print(f"{error}; nothing of it was touched", file=sys.stderr)
+            continue
         collected = collect_garbage(store, record, dry_run=args.dry_run)
         garbage += [*collected.garbage, *collect_strays(store, record, dry_run=args.dry_run)]
         waiting += len(collected.waiting)
@@ -82,7 +89,10 @@ def rm(args: argparse.Namespace) -> int:
 def _unfinished(store: Store, run_id: str) -> str:
     if not store.exists(layout.run_json(run_id)):
         return ""
-    head, steps = max(0, Ledger(store, run_id).head()), load_run(store, run_id).config.steps
+    try:
+        head, steps = max(0, Ledger(store, run_id).head()), load_run(store, run_id).config.steps
+    except UnreadableRun:
+        return " (of another release)"
     return "" if head >= steps else f" (unfinished: {head} of {steps} steps)"
 
 

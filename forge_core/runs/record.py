@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from forge_core.config import ConfigError, RunConfig, diff
 from forge_core.runs.code import check_named_code, code_digests
+from forge_core.runs.formats import FORMAT_KEY, STORE_FORMAT, check_format, stored_config
 from forge_core.store import Ledger, Store, layout
 
 NOT_COMPARED = {  # where a run lies and who works on it, not what it is
@@ -130,11 +131,12 @@ def check_stored_code(record: RunRecord, config: RunConfig | None = None, *, all
 
 
 def _body(record: RunRecord) -> dict[str, Any]:
-    return {"config": record.config.model_dump(mode="json"), "code": record.code}
+    return {"config": record.config.model_dump(mode="json"), "code": record.code, FORMAT_KEY: STORE_FORMAT}
 
 
 def load_run(store: Store, run_id: str) -> RunRecord:
-    """The record of a stored run, with its newest allowed change, to look at. Raises ConfigError when there is none."""
+    """The record of a stored run, with its newest allowed change, to look at. Raises ConfigError when there is none,
+    or when this release does not read it."""
     if not re.fullmatch(RUN_ID, run_id):
         raise ConfigError(
             f"run {run_id!r}: a run id is up to 100 letters, digits and any of . _ -, the first a letter or digit"
@@ -147,7 +149,9 @@ def load_run(store: Store, run_id: str) -> RunRecord:
     while store.exists(layout.config_change(run_id, changes)):
         newest = store.read_json(layout.config_change(run_id, changes))
         changes += 1
-    config, original = (RunConfig.model_validate(body["config"]) for body in (newest, first))
+    for body in (first, newest):
+        check_format(run_id, body)
+    config, original = (stored_config(run_id, body) for body in (newest, first))
     parent = Parent(**first["parent"]) if "parent" in first else None
     return RunRecord(run_id, config, original, newest["code"], first["created_at"], changes, parent)
 

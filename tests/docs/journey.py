@@ -70,6 +70,7 @@ NOT_RUN = {
         OPERATING
     ),
     "forge server --host 0.0.0.0": "tests/deploying/test_server.py does it",
+    "forge resume RUN_ID --allow-code-change": "tests/runs/test_formats.py does it",
     "forge new digits": RETRAINING,
     "cd digits": RETRAINING,
     "forge retrain retrain.yaml": RETRAINING,
