@@ -5,7 +5,8 @@
 LIFE_FD is the read end of a pipe whose write end only the owner holds: end of file means that the owner has closed it
 or has died, whatever killed it. REPORT_FD receives the pid of the command. Descendants in other sessions or process
 groups are found too: this process is their subreaper. Shared memory that they had mapped, and that no living process
-maps, is removed after them: killed processes cannot do it. Standard library only, and nothing of Forge, so that it
+maps, is removed after them, and so is the folder of their temporary files: killed processes cannot do it. What torch
+compiles stays, for the next start. Standard library only, and nothing of Forge, so that it
 starts in milliseconds and cannot break with it. Linux; elsewhere descendants that leave the process group are not
 found.
 """
@@ -17,6 +18,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -129,4 +131,10 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    os._exit(main())
+    os.environ.setdefault(
+        "TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
+    )
+    with tempfile.TemporaryDirectory(prefix="forge-", ignore_cleanup_errors=True) as scratch:
+        os.environ["TMPDIR"] = scratch
+        status = main()
+    os._exit(status)
