@@ -143,6 +143,8 @@ class Replica:
 
     def _died(self) -> None:
         reason = self._reason or f"it ended with status {self.group.poll()}; the end of its log:\n{self.group.tail(15)}"
+        if not self._ready.done():  # what it says itself is only that something has failed
+            reason = "\n  ".join([reason, *self.group.errors()])
         with self._lock:
             self._dead, self._reason = True, reason
             waiting, self._calls = list(self._calls.values()), {}

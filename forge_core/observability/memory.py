@@ -41,6 +41,7 @@ _TEXTS = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "No available memory for the cache blocks",
     "is less than desired GPU memory utilization",
+    "is less than requested memory for kv",
 )
 _REQUEST = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|[KMGT]iB)")
 _UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": GIB, "TiB": 1024 * GIB}

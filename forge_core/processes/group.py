@@ -9,6 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 
 GUARD = Path(__file__).with_name("guard.py")
 TAIL_BYTES = 64 * 1024
+ERROR = re.compile(r"\b[\w.]*(?:Error|Exception): .+")  # the end of a traceback, whatever a logger puts before it
 
 
 class ChildDied(RuntimeError):
@@ -44,6 +46,7 @@ class ChildGroup:
         reports, report = os.pipe()
         self._closing = threading.Lock()
         with log.open("ab") as output:
+            self._start = output.tell()
             self._guard = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(GUARD), str(life), str(report), *argv],
                 stdin=subprocess.DEVNULL,
@@ -99,6 +102,14 @@ class ChildGroup:
         with self.log.open("rb") as file:
             file.seek(max(self.log.stat().st_size - TAIL_BYTES, 0))
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+
+    def errors(self, count: int = 5) -> list[str]:
+        """The last ``count`` different errors that the command has logged, oldest first: what the processes that it
+        started died of does not always reach it."""
+        with self.log.open("rb") as file:
+            file.seek(max(self._start, self.log.stat().st_size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+        return list(dict.fromkeys(ERROR.findall(text)))[-count:]
 
 
 def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:

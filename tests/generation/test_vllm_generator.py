@@ -29,6 +29,7 @@ from forge_core.generation.vllm_settings import VLLMSettings
 from forge_core.generation.vllm_slots import RESERVED
 from forge_core.models import probe
 from forge_core.models.errors import WeightsError
+from forge_core.observability.memory import OutOfMemory
 from forge_core.processes.guard import mapped, shared_files
 from forge_core.stop import Stopped, StopToken
 from tests.generation.conftest import make_folder, request
@@ -396,6 +397,19 @@ def test_an_engine_that_dies_asleep_takes_no_memory_before_it_is_woken(engine: V
     assert not [p for p in psutil.Process().children(recursive=True) if "vllm_engine" in " ".join(p.cmdline())]
     engine.wake()
     assert engine.generate([request("1")])[0].metadata["policy_version"] == engine.get_version()
+
+
+def test_an_engine_that_gets_no_memory_says_what_and_which_settings(
+    versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1000000")  # GiB
+    with pytest.raises(OutOfMemory) as caught:
+        VLLMGenerator(versions, version=0, settings=settings(), logs=tmp_path)
+    message = str(caught.value)
+    assert message.startswith("generator: out of memory")
+    assert "less than requested memory for kv (1000000.0 GiB)" in str(caught.value.__cause__)
+    assert "machine: total" in message
+    assert "generator.engine_args.max_num_seqs (lower)" in message
 
 
 def test_no_engine_stays_behind_when_another_cannot_start(versions: Versions, tmp_path: Path) -> None:

@@ -163,6 +163,19 @@ def test_exit_status_log_and_environment(tmp_path: Path) -> None:
     group.kill()
 
 
+def test_errors_are_those_of_this_start_each_once(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("OSError: of an earlier start\n")
+    code = (
+        "print('(Worker pid=1) ERROR 11-28 [x.py:1] ValueError: too little memory')\n"
+        "print('ERROR ValueError: too little memory')\nraise RuntimeError('see above')"
+    )
+    group = ChildGroup("failing", [sys.executable, "-c", code], log=tmp_path / "log")
+    assert group.wait(20) == 1
+    assert group.errors() == ["ValueError: too little memory", "RuntimeError: see above"]
+    assert group.errors(1) == ["RuntimeError: see above"]
+    group.kill()
+
+
 def test_terminate_lets_the_command_end_in_order(tmp_path: Path) -> None:
     code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (print('bye'), sys.exit(3))); "
     group = ChildGroup(

@@ -1,0 +1,87 @@
+"""What only a GPU can show of the engines, correctness first: one script, a part at a time.
+
+    python -m benchmarks.engines_gpu                                  # all parts that the machine has the GPUs for
+    python -m benchmarks.engines_gpu --parts sleep oom
+    python -m benchmarks.engines_gpu --device cpu                     # the same code in small, where it needs no GPU
+
+| part | GPUs | what must hold |
+|---|---|---|
+| `sleep` | 1 | a run whose generator sleeps while the trainer works: its numbers are the trainer's after every update |
+| `vllm_tp` | 2 | an engine on two GPUs chooses the tokens that transformers would, before and after a swap of weights |
+| `ranks` | 2 | data- and tensor-parallel ranks (NCCL) train like one rank |
+| `float8` | 1 | training in float8 stays close to bfloat16; where it cannot be done it is refused by key |
+| `oom` | 1 | memory that runs out in a role ends with the role, the table and the settings to lower |
+| `memory` | 1 | what `forge config --estimate` says a role takes is about what it takes |
+
+Every part is a process of its own (``engines_parts.py``) with a time limit and a log; a part that fails, hangs or dies
+does not stop the next, and the JSON is written after each. The exit status is 1 when something was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import RESULTS, provenance, write
+from forge_core.devices import visible_gpus
+from forge_core.processes import ChildGroup
+
+GPUS = {"sleep": 1, "vllm_tp": 2, "ranks": 2, "float8": 1, "oom": 1, "memory": 1}
+
+
+def run_part(name: str, args: argparse.Namespace, folder: Path, out: Path) -> dict[str, Any]:
+    """``status``: ok, wrong (with what), skipped (with why), failed or timeout (with the end of the log)."""
+    here = len(visible_gpus()) if args.device == "cuda" else 0
+    if args.device == "cuda" and here < GPUS[name]:
+        return {"status": "skipped", "why": f"needs {GPUS[name]} GPUs, there are {here}"}
+    log, answer, started = out / f"engines_gpu_{name}.log", folder / f"{name}.json", time.monotonic()
+    log.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "benchmarks.engines_parts", name, args.device, args.shape, str(answer)]
+    group = ChildGroup(name, command, log=log, env={"TMPDIR": str(folder)})
+    try:
+        status = group.wait(args.limit)
+    except subprocess.TimeoutExpired:
+        status = None
+    finally:
+        group.kill()
+    seconds = {"seconds": round(time.monotonic() - started, 1)}
+    if status == 0 and answer.exists():
+        return {**json.loads(answer.read_text()), **seconds}
+    return {"status": "timeout" if status is None else "failed", **seconds, "log": group.tail(40).splitlines()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parts", nargs="+", choices=GPUS, default=list(GPUS))
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--shape", help="of the models that are timed or measured: tiny, 0.6B, 1.7B")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds of a part")
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
+    args = parser.parse_args()
+    args.shape = args.shape or ("0.6B" if args.device == "cuda" else "tiny")
+    out = Path(os.environ.get("OUT", RESULTS))
+    settings = {k: str(v) for k, v in vars(args).items()}
+    result: dict[str, Any] = {"benchmark": "engines_gpu", **provenance(), "settings": settings, "parts": {}}
+    result["gpus"] = list(visible_gpus())
+    for name in args.parts:
+        folder = Path(tempfile.mkdtemp(prefix="forge-part-", dir=args.folder))
+        try:
+            result["parts"][name] = run_part(name, args, folder, out)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        print(name, json.dumps(result["parts"][name])[:2000], flush=True)
+        write("engines_gpu", result)
+    if any(part["status"] not in ("ok", "skipped") for part in result["parts"].values()):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

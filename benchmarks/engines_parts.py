@@ -1,0 +1,515 @@
+"""The parts of ``engines_gpu.py``, each run as ``python -m benchmarks.engines_parts PART DEVICE SHAPE ANSWER``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.shapes import random_model
+from benchmarks.trainer_gpu import LOSS, documents, saved_model, totals_of
+
+GIB = 1024**3
+PROMPT, RESPONSE = 64, 64
+
+
+class Skipped(Exception):
+    """The part cannot be run here; says why."""
+
+
+@dataclass
+class Part:
+    """``wrong``: what does not hold; ``figures``: what was measured on the way."""
+
+    device: str
+    shape: str
+    folder: Path
+    figures: dict[str, Any] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device == "cuda"
+
+    @property
+    def dtype(self) -> str:
+        return "bfloat16" if self.on_gpu else "float32"
+
+    @property
+    def close(self) -> float:
+        """Mean difference of log-probabilities of two engines, in nats: of sampled and of arbitrary tokens."""
+        return 0.1 if self.on_gpu else 1e-4
+
+    def model(self) -> Path:
+        return random_model(self.folder / "model", self.shape, positions=4096, dtype=self.dtype)
+
+    def at_most(self, name: str, found: float, limit: float) -> None:
+        self.figures[name] = round(found, 7)
+        if not found <= limit:
+            self.wrong.append(f"{name} is {found:.4g}, allowed is {limit:.4g}")
+
+    def holds(self, name: str, found: bool) -> None:
+        if not found:
+            self.wrong.append(name)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.figures.setdefault(f"{name}_s", []).append(round(time.monotonic() - started, 3))
+
+
+def run_config(part: Part, **changes: Any) -> Any:
+    from forge_core.config import load_config
+
+    config: dict[str, Any] = {
+        "run": {"id": "part"},
+        "steps": 8,
+        "model": str(part.model()),
+        "dataset": {"path": "python://benchmarks.shapes:prompts", "options": {"length": PROMPT}},
+        "training": {
+            "batch_size": 32, "seq_len": PROMPT + RESPONSE, "token_budget": 32 * (PROMPT + RESPONSE),
+            "dtype": part.dtype, "learning_rate": 1e-4,
+        },
+        "grpo": {"n_samples": 8, "beta": 0.0},
+        "rollout": {"max_new_tokens": RESPONSE, "shards": 1},
+        "rewards": {"functions": [{"path": "benchmarks.shapes:coin"}]},
+        "generator": {
+            "backend": "vllm", "dtype": part.dtype, "sampling_params": {"ignore_eos": True}, "sharing": "sleep",
+            "engine_args": {"max_num_seqs": 32},
+        },
+        "eval": {"prompts": 0},
+        "checkpoint": {"interval": 0},
+    }  # fmt: skip
+    return load_config({**config, **changes})
+
+
+def new_context(part: Part, **changes: Any) -> Any:
+    from forge_core.runs.context import RunContext
+    from forge_core.runs.initialise import initialise
+    from forge_core.runs.record import create_run
+    from forge_core.store import open_store
+
+    store = open_store(str(part.folder / "store"))
+    ctx = RunContext(store, create_run(store, run_config(part, **changes)))
+    initialise(ctx)
+    return ctx
+
+
+def mean_gap(a: list[float], b: list[float]) -> float:
+    return sum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)
+
+
+# sleep ---------------------------------------------------------------------------------------------------------------
+
+
+def sleep(part: Part) -> None:
+    """A whole run of four steps in which generator and trainer take turns on one GPU (on a CPU both just work)."""
+    from forge_core.runs.engines import takes_turns
+    from forge_core.runs.stages import sample_shard, score_shard
+    from forge_core.runs.training import train_batch
+    from forge_core.training.packing import Sample
+
+    ctx = new_context(part)
+    part.holds("the generator sleeps while the trainer works", takes_turns(ctx) or not part.on_gpu)
+    tokens = list(ctx.encode(ctx.prompts[1]))
+    sample = Sample(tokens, [False] + [True] * (len(tokens) - 1), [0.0] * len(tokens))
+    free: dict[str, list[float]] = {"asleep": [], "awake": []}
+
+    def by_trainer() -> list[float]:
+        note_free(part, free["asleep"])
+        return ctx.trainer._loaded().logprobs_samples([sample], temperature=1.0)[0]
+
+    try:
+        for batch in range(4):
+            with part.timed("generate"):
+                episodes = sample_shard(ctx, batch, 0)
+            score_shard(ctx, episodes)
+            with part.timed("train"):
+                entry = train_batch(ctx, batch)
+            gap = entry["metrics"]["mismatch/one_version_mean_abs_logprob"]
+            part.at_most(f"mismatch_of_step_{batch}", gap, part.close)
+            ours = ctx.trainer._call(by_trainer)
+            with part.timed("wake_and_update"), ctx.sampling(batch + 1) as engine:
+                note_free(part, free["awake"])
+                theirs = engine.score(tokens)
+            part.at_most(f"after_update_{batch + 1}", mean_gap(ours, theirs), part.close)
+    finally:
+        ctx.close()
+    part.figures["free_gib"] = free
+    if part.on_gpu:
+        given = min(free["asleep"]) - max(free["awake"])
+        part.holds(f"sleeping gives memory back: {given:.1f} GiB", given > 0.2 * total_gib())
+
+
+def note_free(part: Part, into: list[float]) -> None:
+    if part.on_gpu:
+        into.append(round(torch.cuda.mem_get_info()[0] / GIB, 2))
+
+
+def total_gib() -> float:
+    return torch.cuda.mem_get_info()[1] / GIB
+
+
+# vllm_tp -------------------------------------------------------------------------------------------------------------
+
+
+def vllm_tp(part: Part) -> None:
+    """Greedy on two GPUs: what was chosen is (nearly) the likeliest token for transformers, for both versions."""
+    from forge_core.data_model import GenerationRequest, SamplingParams
+    from forge_core.devices import Placement, visible_gpus
+    from forge_core.generation.vllm import VLLMGenerator
+    from forge_core.generation.vllm_settings import VLLMSettings
+
+    folders = [part.model(), shaken(part.model(), part.folder / "next")]
+    publish_probe(part, folders[1])
+    gpus = (tuple(visible_gpus()[:2]),) if part.on_gpu else ((),)
+    settings = VLLMSettings(
+        gpus=gpus, dtype=part.dtype, max_model_len=512, environment=Placement.environment,
+        engine_args={"max_num_seqs": 16, "enforce_eager": True},
+    )  # fmt: skip
+    sampling = SamplingParams(temperature=0.0, max_new_tokens=48)
+    requests = [GenerationRequest(f"greedy/{i}", tuple(range(3 + i, 40 + 2 * i)), i, sampling) for i in range(8)]
+    with part.timed("start"):
+        generator = VLLMGenerator(folders.__getitem__, version=0, settings=settings, logs=part.folder)
+    try:
+        for version in range(2):
+            with part.timed("update"):
+                generator.update_weights(version)
+            with part.timed("generate"):
+                done = generator.generate(requests)
+            compare_greedy(part, version, folders[version], done)
+        part.figures["update_phases"] = generator.last_update
+        found = generator.get_vllm_config()["parallel"]["tensor_parallel_size"]
+        part.holds(f"tensor_parallel_size is {found}", found == max(len(gpus[0]), 1))
+    finally:
+        generator.shutdown()
+
+
+def compare_greedy(part: Part, version: int, folder: Path, done: list[Any]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(part.device)
+    behind, gaps, equal, count = [], [], 0, 0
+    for completion in done:
+        prompt, tokens = completion.metadata["prompt_ids"], completion.token_ids
+        ids = torch.tensor([prompt + tokens], device=part.device)
+        with torch.no_grad():
+            logprobs_TV = torch.log_softmax(model(ids).logits[0, len(prompt) - 1 : -1].float(), -1)
+        chosen_T = logprobs_TV.gather(1, ids[0, len(prompt) :, None]).squeeze(1)
+        best_T = logprobs_TV.amax(1)
+        behind.append(float((best_T - chosen_T).max()))
+        gaps.append(mean_gap(chosen_T.tolist(), completion.logprobs))
+        equal, count = equal + int((best_T == chosen_T).sum()), count + len(tokens)
+    part.figures[f"version_{version}_share_equal"] = round(equal / count, 4)
+    part.at_most(f"version_{version}_behind_the_likeliest", max(behind), 2 * part.close)
+    part.at_most(f"version_{version}_logprobs", max(gaps), part.close)
+
+
+def shaken(folder: Path, target: Path) -> Path:
+    """Another version of a model: every matrix a little different."""
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(folder, target)
+    generator = torch.Generator().manual_seed(1)
+    tensors = {
+        name: t if t.ndim == 1 else (t.float() + 0.01 * torch.randn(t.shape, generator=generator)).to(t.dtype)
+        for name, t in load_file(folder / "model.safetensors").items()
+    }
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def publish_probe(part: Part, folder: Path) -> None:
+    """What transformers computes with ``folder``, where the engine looks for the trainer's numbers."""
+    from transformers import AutoModelForCausalLM
+
+    from forge_core.models import probe
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(part.device)
+    ids_BT = torch.tensor(probe.sequences(model.config.vocab_size, 512))
+    with torch.no_grad():
+        logprobs_BTV = torch.log_softmax(model(ids_BT.to(part.device)).logits[:, :-1].float(), -1).cpu()
+    found = logprobs_BTV.gather(2, ids_BT[:, 1:, None]).squeeze(2).tolist()
+    probe.write(folder, ids_BT.tolist(), found, part.dtype)
+
+
+# ranks and float8 ---------------------------------------------------------------------------------------------------
+
+
+def small_model(part: Part) -> tuple[Any, list[Any]]:
+    """A store with a small model in it, and documents to train on."""
+    from benchmarks.trainer_gpu import SHAPES
+    from forge_core.store import folder_files, open_store
+
+    shape = "small" if part.on_gpu else "tiny"
+    folder = saved_model(shape, part.folder, "cpu")
+    (folder / "tokenizer.json").write_text("{}")
+    store = open_store(str(part.folder / "store"))
+    store.publish("model/", folder_files(folder), request="model")
+    lengths = [300, 17, 211, 130, 64, 299, 5, 77, 250, 190, 33, 120]
+    return store, documents(lengths, SHAPES[shape]["vocab_size"], 0.3)
+
+
+def settings_of(**changes: Any) -> Any:
+    from forge_core.training.settings import TrainerSettings
+
+    common = {"learning_rate": 1e-4, "seq_len": 300, "token_budget": 1024, "timeout_s": 60.0}
+    return TrainerSettings(**{**common, **changes})
+
+
+def three_steps(trainer: Any, samples: list[Any], folder: Path) -> tuple[list[tuple[float, float]], list[list[float]]]:
+    """Loss and gradient norm of each step, and the probe of what they made."""
+    from forge_core.models import probe
+
+    done = [trainer.train_samples(samples, totals=totals_of(samples), temperature=0.9) for _ in range(3)]
+    trainer.push_weights(folder)
+    found = probe.read(folder)
+    assert found is not None
+    return [(result.loss, step.grad_norm) for result, step in done], found["logprobs"]
+
+
+def compare_steps(part: Part, name: str, found: Any, expected: Any, limit: float, probe_limit: float) -> None:
+    losses = [abs(a[0] - b[0]) for a, b in zip(found[0], expected[0], strict=True)]
+    norms = [abs(a[1] - b[1]) / b[1] for a, b in zip(found[0], expected[0], strict=True)]
+    part.at_most(f"{name}/loss", max(losses), limit)
+    part.at_most(f"{name}/relative_norm", max(norms), 10 * limit)
+    gap = max(mean_gap(a, b) for a, b in zip(found[1], expected[1], strict=True))
+    part.at_most(f"{name}/probe", gap, probe_limit)
+
+
+def one_rank(part: Part, store: Any, **changes: Any) -> Any:
+    from forge_core.algorithms.losses import GRPOLoss
+    from forge_core.training.stored import StoredTrainer
+
+    trainer = StoredTrainer(store, "model/", settings_of(**changes), GRPOLoss(**LOSS), device=part.device)  # type: ignore[arg-type]
+    trainer.setup()
+    return trainer
+
+
+def ranks(part: Part) -> None:
+    """Two ranks, data-parallel and tensor-parallel, in float32 and in bfloat16, beside one."""
+    from forge_core.algorithms.losses import GRPOLoss
+    from forge_core.devices import Placement, visible_gpus
+    from forge_core.training.launch import RankOptions, Rendezvous
+    from forge_core.training.rank_group import RankGroup
+    from forge_core.training.stored import TrainerSpec
+
+    store, samples = small_model(part)
+    make_loss = partial(GRPOLoss, **LOSS)  # type: ignore[arg-type]
+    environment = Placement.environment(visible_gpus()[:2]) if part.on_gpu else {}
+    for dtype, limit, probe_limit in (("float32", 1e-4, 1e-2), ("bfloat16", 0.02, 0.25))[: 1 + part.on_gpu]:
+        alone = one_rank(part, store, dtype=dtype)
+        expected = three_steps(alone, samples, part.folder / f"one-{dtype}")
+        alone.cleanup()
+        for degree in ("data_parallel", "tensor_parallel"):
+            group = RankGroup(
+                TrainerSpec(store.uri, "model/", settings_of(dtype=dtype, **{degree: 2}), make_loss), 2,
+                loss=make_loss(), logs=part.folder / "logs", scratch="copy/",
+                rendezvous=Rendezvous(f"{degree}-{dtype}"), environment=environment,
+                options=RankOptions(part.device, threads=1, timeout_s=60.0, init_timeout_s=120.0),
+            )  # fmt: skip
+            try:
+                with part.timed(f"{degree}/{dtype}/start"):
+                    group.setup()
+                with part.timed(f"{degree}/{dtype}/three_steps"):
+                    found = three_steps(group, samples, part.folder / f"{degree}-{dtype}")
+                compare_steps(part, f"{degree}/{dtype}", found, expected, limit, probe_limit)
+                part.holds("all ranks hold the same parameters", bool(group.state_digest()))
+            finally:
+                group.cleanup()
+
+
+def float8(part: Part) -> None:
+    """Three steps in float8 and in bfloat16; on a CPU, and without torchao, the refusal."""
+    store, samples = small_model(part)
+    expected = three_steps(one_rank(part, store, dtype="bfloat16"), samples, part.folder / "bfloat16")
+    try:
+        trainer = one_rank(part, store, dtype="bfloat16", float8=True)
+    except ValueError as refusal:
+        part.holds(f"the refusal names the key: {refusal}", "quantize.float8" in str(refusal))
+        raise Skipped(str(refusal)) from refusal
+    compare_steps(
+        part, "float8", three_steps(trainer, samples, part.folder / "float8"), expected, limit=0.1, probe_limit=1.0
+    )
+
+
+# oom -----------------------------------------------------------------------------------------------------------------
+
+
+def oom(part: Part) -> None:
+    """Each role, with a GPU that something else has filled."""
+    if not part.on_gpu:
+        raise Skipped("needs a GPU; tests/generation and tests/training do it for the CPU")
+    ctx = new_context(part, grpo={"n_samples": 8, "beta": 0.1})
+    samples = documents([PROMPT + RESPONSE] * 32, 1000, 0.5)
+    pairs = [(s.tokens[:PROMPT], s.tokens[PROMPT:]) for s in samples]
+    trainer = one_rank_of(part, ctx)
+    trainer.train_samples(samples, totals=totals_of(samples), temperature=1.0)
+    ctx.reference.logprobs(pairs)
+    embedded = embedded_generator(part, ctx)
+    embedded.generate(many(8, 8))
+    works: dict[str, tuple[str, Callable[[], Any]]] = {
+        "trainer": ("trainer", lambda: trainer.train_samples(samples, totals=totals_of(samples), temperature=1.0)),
+        "reference": ("reference model", lambda: ctx.reference.logprobs(pairs)),
+        "hf": ("generator", lambda: embedded.generate(many(512, RESPONSE))),
+        "vllm": ("generator", lambda: ctx.generator(0)),
+    }
+    try:
+        for name, (role, work) in works.items():
+            torch.cuda.empty_cache()
+            filler = fill(leave=0.05 * GIB)
+            with part.timed(name):
+                message = out_of_memory(work)
+            del filler
+            part.figures[f"{name}_message"] = message.splitlines()[:12]
+            for wanted in (f"{role}: out of memory", "GPU 0: total", "settings that change it"):
+                part.holds(f"{name}: the message lacks {wanted!r}: {message[:300]}", wanted in message)
+    finally:
+        embedded.shutdown()
+        ctx.close()
+
+
+def one_rank_of(part: Part, ctx: Any) -> Any:
+    from forge_core.algorithms.losses import build_loss
+    from forge_core.training.settings import TrainerSettings
+    from forge_core.training.stored import StoredTrainer
+
+    settings, model = TrainerSettings.from_config(ctx.config), ctx.ledger.weights_prefix(0)
+    trainer = StoredTrainer(ctx.store, model, settings, build_loss(ctx.config), device=part.device)
+    trainer.setup()
+    return trainer
+
+
+def embedded_generator(part: Part, ctx: Any) -> Any:
+    from forge_core.generation.hf import HFGenerator
+
+    return HFGenerator(ctx.weights_dir, version=0, dtype=part.dtype, device=part.device)
+
+
+def many(count: int, tokens: int) -> list[Any]:
+    from forge_core.data_model import GenerationRequest, SamplingParams
+
+    sampling = SamplingParams(max_new_tokens=tokens)
+    return [GenerationRequest(f"many/{i}", tuple(range(3, 3 + PROMPT)), i, sampling) for i in range(count)]
+
+
+def fill(leave: float) -> list[torch.Tensor]:
+    """Take the GPU's free memory but for ``leave`` bytes, in pieces."""
+    taken, piece = [], GIB
+    while piece >= 16 * 1024**2:
+        while torch.cuda.mem_get_info()[0] - leave > piece:
+            taken.append(torch.empty(piece, dtype=torch.uint8, device="cuda"))
+        piece //= 2
+    return taken
+
+
+def out_of_memory(work: Callable[[], Any]) -> str:
+    from forge_core.observability.memory import OutOfMemory
+
+    try:
+        work()
+    except OutOfMemory as error:
+        return str(error)
+    except Exception as error:
+        return f"another error, {type(error).__name__}: {error}"
+    return "no error: the memory sufficed"
+
+
+# memory --------------------------------------------------------------------------------------------------------------
+
+
+def memory(part: Part) -> None:
+    """Peak memory of each role over what the estimate says; the trainer with a full micro-batch of long documents."""
+    if not part.on_gpu:
+        raise Skipped("needs a GPU; tests/runs/test_memory_estimate.py does it for the CPU")
+    from forge_core.devices import gpu_memory, place
+    from forge_core.runs.memory_estimate import roles_memory
+    from forge_core.runs.model_shape import model_shape
+
+    training = {"batch_size": 16, "seq_len": 2048, "token_budget": 16384, "dtype": part.dtype}
+    ctx = new_context(part, grpo={"n_samples": 8, "beta": 0.1}, training=training)
+    gpus = gpu_memory()
+    estimate = roles_memory(ctx.config, model_shape(ctx.config), place(ctx.config, tuple(gpus)), gpus)
+    expected = {role.role.split(",")[0]: role for role in estimate}
+    samples = documents([2048] * 8, 1000, 0.5)
+    pairs = [(s.tokens[:1024], s.tokens[1024:]) for s in samples]
+
+    with peak_of(part, "trainer", expected["trainer"].total):
+        trainer = one_rank_of(part, ctx)
+        for _ in range(2):
+            trainer.train_samples(samples, totals=totals_of(samples), temperature=1.0)
+        trainer.cleanup()
+        del trainer
+    with peak_of(part, "reference", expected["reference"].total):
+        ctx.reference.logprobs(pairs)
+    ctx.__dict__.pop("reference").close()
+    torch.cuda.empty_cache()
+    before = used_by_driver()
+    with part.timed("vllm_start"):
+        ctx.generator(0)
+    compare_memory(part, "generator", used_by_driver() - before, expected["generator"].total)
+    ctx.close()
+
+
+@contextmanager
+def peak_of(part: Part, role: str, expected: int) -> Iterator[None]:
+    import gc
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    yield
+    compare_memory(part, role, torch.cuda.max_memory_allocated() - before, expected)
+
+
+def compare_memory(part: Part, role: str, found: int, expected: int) -> None:
+    """An estimate may be too high by a half, and too low by a tenth."""
+    ratio = found / expected
+    part.figures[role] = {
+        "gib": round(found / GIB, 2),
+        "estimate_gib": round(expected / GIB, 2),
+        "ratio": round(ratio, 3),
+    }
+    part.holds(f"{role} takes {ratio:.2f} of its estimate", 0.5 <= ratio <= 1.1)
+
+
+def used_by_driver() -> int:
+    """Bytes of the first visible GPU that any process has."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+PARTS = {work.__name__: work for work in (sleep, vllm_tp, ranks, float8, oom, memory)}
+
+
+def main() -> None:
+    name, device, shape, answer = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        part = Part(device, shape, Path(folder))
+        if device == "cuda":
+            part.figures["gpu"] = torch.cuda.get_device_name()
+        try:
+            PARTS[name](part)
+            status = {"status": "wrong" if part.wrong else "ok"}
+        except Skipped as why:
+            status = {"status": "wrong" if part.wrong else "skipped", "why": str(why)}
+        found = {**status, "wrong": part.wrong, "figures": part.figures}
+        Path(answer).write_text(json.dumps(found))
+        print(json.dumps(found, indent=1), flush=True)
+
+
+if __name__ == "__main__":
+    main()
