@@ -64,8 +64,9 @@ class Page:
             assert time.monotonic() < deadline, f"nothing says {words!r}:\n{self.text()}"
             time.sleep(0.2)
 
-    def screenshot(self, file: Path) -> None:
-        time.sleep(1.0)  # transitions
+    def screenshot(self, file: Path, settle_s: float = 1.0) -> None:
+        """What is in the window, once its transitions are over."""
+        time.sleep(settle_s)
         file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
 

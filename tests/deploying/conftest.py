@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.fixtures_prefect import OperatedServer, forge_server
 
 BIN = Path(sys.executable).parent
 KILLED_STEPS = 30
+RESTARTED = ["Scheduled", "Running", "Crashed", "Scheduled", "Running", "Completed"]  # a history with one crash
 SMALL = {"warm_start.steps": 20, "eval.prompts": 16, "training.batch_size": 64, "training.warmup_steps": 0}
 
 
@@ -72,6 +74,11 @@ class Operator:
     def states(self, flow_run: str) -> list[tuple[str, str | None]]:
         states = self.api(f"/flow_run_states/?flow_run_id={flow_run}")
         return [(state["name"], state["message"]) for state in sorted(states, key=lambda s: s["timestamp"])]
+
+    def history(self, flow_run: str) -> list[str]:
+        """Names of the states, without repetitions and without those of being handed to a worker."""
+        names = [name for name, _ in self.states(flow_run) if name not in ("Pending", "Submitting")]
+        return [name for name, _ in groupby(names)]
 
     def committed(self, run_id: str) -> int:
         return max(0, Ledger(self.store, run_id).head())

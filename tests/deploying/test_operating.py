@@ -147,7 +147,7 @@ def test_the_page_of_a_run_shows_its_name_tasks_logs_and_artifacts(
     name = operator.flow_run(quickstart)["name"]
     page.open(f"{operator.server.ui_url}/runs/flow-run/{quickstart}")
     page.wait_for(name, "Completed", "trainer", "Finished in state Completed('3 training steps committed')")
-    page.screenshot(images / "run.png")
+    page.screenshot(images / "run.png", settle_s=5.0)  # the timeline is drawn slowly
     artifacts = operator.api("/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [quickstart]}}})
     kinds = {a["type"]: a["id"] for a in artifacts}
     assert kinds.keys() == {"progress", "table", "image"}
