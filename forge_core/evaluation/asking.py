@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from forge_core.config import ConfigError, RunConfig, load_config, store_uri
 from forge_core.config.overrides import Overrides
 from forge_core.evaluation.policies import MODEL, Policy, find_policy
+from forge_core.runs.code import check_named_code
 from forge_core.runs.record import load_run
 from forge_core.store import Store, open_store
 
@@ -51,4 +52,7 @@ def _own_config(store: Store, policy: Policy) -> RunConfig:
             f"{policy.name} is a model folder, which does not say what it is to be evaluated on: give the "
             "configuration of a run (--config)"
         )
-    return load_run(store, policy.version.run_id).config
+    record = load_run(store, policy.version.run_id)
+    recorded = None if record.parent else record.code  # a run with a parent records no code that it does not run
+    check_named_code(record.run_id, record.config, record.config, "grpo", recorded)
+    return record.config

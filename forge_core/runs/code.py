@@ -71,7 +71,7 @@ def check_named_code(
         if recorded is not None and _sha256(file) != recorded.get(name):
             problems.append(
                 f"{key}: {file} is not the file that run {run_id!r} recorded as {name}: restore it, or accept the "
-                "change with --allow-code-change"
+                "change with --allow-code-change (forge eval: give a configuration with --config)"
             )
     if problems:
         raise ConfigError(problems, f"the code of run {run_id!r} cannot be used")

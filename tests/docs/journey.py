@@ -24,6 +24,7 @@ NODES = "needs several nodes: tests/runs/test_rank_nodes.py starts two on one ma
 SMOLLM2 = "tests/cli/test_smollm2.py runs it"
 OPERATING = "tests/deploying/test_operating.py does it"
 RETRAINING = "tests/retraining/test_document.py does it"
+SECURITY = "tests/security/test_document.py runs it"
 REDOING = "tests/redo/test_commands.py runs it as written"
 ROLES = "tests/roles/test_roles.py does it"
 OBJECT_STORE = "tests/runtime/test_doctor_store.py does it on an S3 server"
@@ -44,6 +45,7 @@ NOT_RUN = {
     "forge retrain-from first --loss cispo run.id=cispo": REDOING,
     "forge retrain-from graded advantage.estimator=leave_one_out run.id=taught": REDOING,
     "forge retrain-from first --from-version 4 'loss.correction={name: truncated}' run.id=late": REDOING,
+    "FORGE_CODE_PATH=$HOME/rewards:$PWD forge resume first": SECURITY,
     "forge slurm config.yaml --nodes 2 --gpus-per-node 8 --partition gpu store=s3://bucket/forge > job.sh": NODES,
     "sbatch job.sh": NODES,
     "forge train config.yaml run.id=my-run store=s3://bucket/forge": NODES,
