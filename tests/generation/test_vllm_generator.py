@@ -472,7 +472,7 @@ def test_two_engines_and_a_killed_owner(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     owner = subprocess.Popen([sys.executable, "-m", "tests.generation.vllm_owner", str(tmp_path), str(report)])
     try:
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + 400  # three starts of an engine
         while not report.exists():
             assert time.monotonic() < deadline
             assert owner.poll() is None, (tmp_path / "vllm-0.log").read_text()[-2000:]
