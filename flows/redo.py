@@ -13,6 +13,7 @@ from prefect import flow
 
 from flows.redo_session import new_redo_session, resumed_redo_session
 from flows.session import Session
+from flows.task_runner import LocalTaskRunner
 from tasks import initialise, train
 from tasks.rescore import rescore as rescore_batch
 from tasks.reuse import reuse, reuse_or_compute_reference
@@ -33,7 +34,7 @@ class StoredStages:
 STAGES = StoredStages()
 
 
-@flow(name="rescore", flow_run_name="rescore {parent}")
+@flow(name="rescore", flow_run_name="rescore {parent}", task_runner=LocalTaskRunner())
 def rescore(
     parent: str,
     store: str,
@@ -49,7 +50,7 @@ def rescore(
     return session.outcome
 
 
-@flow(name="retrain-from", flow_run_name="retrain from {parent}")
+@flow(name="retrain-from", flow_run_name="retrain from {parent}", task_runner=LocalTaskRunner())
 def retrain_from(
     parent: str,
     store: str,
@@ -65,7 +66,7 @@ def retrain_from(
     return session.outcome
 
 
-@flow(name="redo-resume", flow_run_name="{run_id}")
+@flow(name="redo-resume", flow_run_name="{run_id}", task_runner=LocalTaskRunner())
 def redo_resume(
     run_id: str,
     store: str,

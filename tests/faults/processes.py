@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +35,22 @@ def write_config(folder: Path, values: dict[str, Any]) -> Path:
 class Forge:
     """``forge ARGUMENTS`` in ``folder``, in a session and process group of its own."""
 
-    def __init__(self, folder: Path, *arguments: object, own_server: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *arguments: object, own_server: bool = False, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.tag = uuid.uuid4().hex
         self.started = time.monotonic()
-        code = {"PYTHONPATH": str(ROOT), "FORGE_CODE_PATH": str(ROOT)}
-        environment = {**os.environ, **code, TAG: self.tag, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+        code = {"PYTHONPATH": str(ROOT), "FORGE_CODE_PATH": f"{ROOT}{os.pathsep}{folder}"}
+        variables = {**os.environ, **code, TAG: self.tag, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
         if own_server:  # a child of the run, in a Forge home that no other run uses
-            environment |= {"FORGE_HOME": str(folder / "home")}
-            environment.pop("PREFECT_API_URL", None)
+            variables |= {"FORGE_HOME": str(folder / "home")}
+            variables.pop("PREFECT_API_URL", None)
         self._log = folder / f"{arguments[0]}-{self.tag[:6]}.log"
         with self._log.open("wb") as output:
             self.process = subprocess.Popen(
                 [FORGE, *map(str, arguments)],
                 cwd=folder,
-                env=environment,
+                env={**variables, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
