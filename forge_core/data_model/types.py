@@ -116,8 +116,8 @@ class TextTrainBatch:
     ``ref_logprobs`` (float32, log-probability of ``target_ids`` under the sampler and the reference);
     ``position_ids`` restart at 0 in each packed document; ``document_ids`` number the packed documents of the whole
     step from 0 (padding: -1); ``proximal_logprobs`` are the trainer's own at the start of the training step, for
-    losses with an off-policy correction; ``crossed`` is 1 in responses that several policy versions sampled (None: there
-    are none).
+    losses with an off-policy correction; ``crossed`` is 1 in responses that several policy versions sampled (None:
+    there are none).
     """
 
     input_ids: torch.Tensor
