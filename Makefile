@@ -63,6 +63,7 @@ test: setup  ## set up, then run the tests
 soak: setup  ## the tests that take minutes to hours
 	$(BIN)/python -m pytest -m soak
 	OUT=$$(mktemp -d) $(BIN)/python -m benchmarks.kill_resume --kills 60
+	OUT=$$(mktemp -d) $(BIN)/python -m benchmarks.faults --kills 100
 
 lint: setup  ## style and types
 	$(BIN)/ruff check .
