@@ -1,7 +1,7 @@
 """Files that a configuration names.
 
 Guarantee: a relative path that names something on this disk, seen from the working directory or else from the folder
-of the configuration file, is written in full; so a run can be resumed from any folder of its machine. Everything else
+of the configuration file, is written in full; so it means the same from any folder of its machine. Everything else
 (hub ids, built-in rewards, modules, paths that name nothing) stays as it is written.
 """
 
