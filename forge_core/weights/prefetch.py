@@ -40,13 +40,16 @@ class Prefetcher:
         self._caches: dict[Path, HostCache] = {}
         self._leases: OrderedDict[Path, Lease] = OrderedDict()
         self._pinned: dict[Path, Lease] = {}
-        self._prefetches: dict[int, threading.Event] = {}
+        self._prefetches: dict[int, threading.Event] = {}  # under way
+        self._begun: set[int] = set()
 
     def prefetch(self, version: int) -> None:
-        """Begin to fetch ``version``; returns at once."""
+        """Begin to fetch ``version``, unless that was begun before; returns at once. Whoever waits for something may call
+        it again and again."""
         with self._lock:
-            if not self._enabled or version in self._prefetches:
+            if not self._enabled or version in self._begun:
                 return
+            self._begun.add(version)
             done = self._prefetches[version] = threading.Event()
         threading.Thread(target=self._prefetch, args=(version, done), name=f"prefetch-{version}", daemon=True).start()
 
@@ -89,6 +92,7 @@ class Prefetcher:
             leases = [*self._leases.values(), *self._pinned.values()]
             self._leases.clear()
             self._pinned.clear()
+            self._begun.clear()
         for lease in leases:
             lease.release()
         for cache in self._caches.values():

@@ -64,6 +64,22 @@ def test_a_version_that_is_being_prefetched_is_waited_for(memory: Store, make: M
     assert finds == ["prefetch-1", "MainThread"]
 
 
+def test_a_version_is_prefetched_once_however_often_it_is_asked_for(memory: Store, make: Make, tmp_path: Path) -> None:
+    finds: list[int] = []
+
+    def find(version: int) -> Manifest:
+        finds.append(version)
+        return published(memory, version)
+
+    weights = make(find)
+    for _ in range(3):
+        weights.prefetch(1)
+        until(lambda: not weights._prefetches)
+    assert finds == [1]
+    weights.prefetch(2)
+    until(lambda: finds == [1, 2])
+
+
 def test_a_failed_prefetch_is_repeated_by_who_needs_it_and_its_error_raised_there(memory: Store, make: Make) -> None:
     weights, manifest = make(), published(memory, 1)
     file = manifest.files[1]
