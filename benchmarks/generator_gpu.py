@@ -98,7 +98,7 @@ def ours(folder: Path, model: Path, args: argparse.Namespace) -> tuple[list[tupl
                     "seeds": [s % 2**31 for g in plan["groups"] for s in g["seeds"]],
                 }
             )
-    check(ctx, done[0].prefix, model, args)
+    difference = logprob_difference(ctx, done[0].prefix, model, args)
     generator = ctx.generator(0)
     engine_args = generator._settings.arguments(0, model)  # type: ignore[attr-defined]
     engine_args.pop("scheduling_policy")
@@ -107,14 +107,15 @@ def ours(folder: Path, model: Path, args: argparse.Namespace) -> tuple[list[tupl
         "vllm_config": generator.get_vllm_config(),  # type: ignore[attr-defined]
         "batches": batches,
         "engine_args": engine_args,
-        "environment": environment,
+        "environment": {name: value for name, value in environment.items() if value is not None},
+        "logprob_difference": difference,
     }
     ctx.close()
     return times, found
 
 
-def check(ctx: Any, prefix: str, model: Path, args: argparse.Namespace) -> None:
-    """Every episode is whole, and its log-probabilities are the model's."""
+def logprob_difference(ctx: Any, prefix: str, model: Path, args: argparse.Namespace) -> float:
+    """Between sampler and ``transformers``: the larger mean of two episodes. AssertionError unless all are whole."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -124,13 +125,14 @@ def check(ctx: Any, prefix: str, model: Path, args: argparse.Namespace) -> None:
     assert all(len(e.response_ids) == len(e.response_logprobs) == args.tokens for e in episodes)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device)
+    differences = []
     for episode in episodes[:2]:
         ids = torch.tensor([episode.prompt_ids + episode.response_ids], device=device)
         with torch.no_grad():
             logits = reference(ids).logits[0, len(episode.prompt_ids) - 1 : -1].float()
         expected = torch.log_softmax(logits, -1).gather(1, ids[0, len(episode.prompt_ids) :, None]).squeeze(1).cpu()
-        difference = (torch.tensor(episode.response_logprobs) - expected).abs().mean().item()
-        assert difference < (1e-4 if args.dtype == "float32" else 0.05), difference
+        differences.append((torch.tensor(episode.response_logprobs) - expected).abs().mean().item())
+    return max(differences)
 
 
 def raw(folder: Path, found: dict[str, Any], args: argparse.Namespace) -> dict[str, list[tuple[int, float]]]:
@@ -164,23 +166,29 @@ def main() -> None:
         folder = Path(name)
         model = random_model(folder / "model", args.shape, positions=4096, dtype=args.dtype)
         times, found = ours(folder, model, args)
-        baseline = raw(folder, found, args)
-    speeds = {"ours": speed(times), **{f"raw_{name}": speed(t) for name, t in baseline.items()}}
-    ratio = speeds["ours"] / speeds["raw_with_logprobs_and_seeds"]
-    write(
-        "generator_gpu",
-        {
+        result = {
             "benchmark": "generator_gpu",
             **provenance(),
             "settings": {k: str(v) for k, v in vars(args).items()},
             "goal": {"ours_over_raw_at_least": 0.97},
-            "tokens_per_second": {k: round(v) for k, v in speeds.items()},
-            "ours_over_raw": round(ratio, 4),
-            "ours_over_plain_raw": round(speeds["ours"] / speeds["raw_plain"], 4),
-            "batches": {"ours": times, **baseline},
+            "logprob_difference": found["logprob_difference"],
+            "tokens_per_second": {"ours": round(speed(times))},
+            "batches": {"ours": times},
             "vllm": found["vllm_config"],
-        },
-    )
+        }
+        write("generator_gpu", result)  # whatever becomes of the raw engine
+        limit = 1e-4 if args.dtype == "float32" else 0.05
+        if not found["logprob_difference"] < limit:
+            raise SystemExit(f"wrong: log-probabilities differ by {found['logprob_difference']}, allowed is {limit}")
+        baseline = raw(folder, found, args)
+    speeds = {"ours": speed(times), **{f"raw_{name}": speed(t) for name, t in baseline.items()}}
+    compared = {
+        "tokens_per_second": {k: round(v) for k, v in speeds.items()},
+        "ours_over_raw": round(speeds["ours"] / speeds["raw_with_logprobs_and_seeds"], 4),
+        "ours_over_plain_raw": round(speeds["ours"] / speeds["raw_plain"], 4),
+        "batches": {"ours": times, **baseline},
+    }
+    write("generator_gpu", {**result, **compared})
 
 
 if __name__ == "__main__":

@@ -192,25 +192,33 @@ def main() -> None:
     engines: dict[str, Any] = {}
     lengths = {"fixed": lambda seed: 3072 // args.scale, "long_tail": long_tail(args.scale)}
     runs: dict[str, dict] = {}
+    failed: dict[str, str] = {}
+    result = {"benchmark": "overlap_gpu", **provenance()}
     server = ensure_server()
     try:
         with tempfile.TemporaryDirectory(dir=args.folder) as args.work:
             os.chdir(args.work)  # where each run leaves its curve
             run(args, engines, "warm-up", 1, 2, lengths["long_tail"])
-            for kind, length in lengths.items():
-                for s in args.staleness:
-                    runs[f"{kind}-{s}"] = run(args, engines, f"{kind}-{s}", s, args.steps + 2 * s + 1, length)
-            runs["serial-2"] = run(args, engines, "serial-2", 2, args.steps + 5, lengths["long_tail"])
+            wanted = [(f"{kind}-{s}", s, 2 * s + 1, lengths[kind]) for kind in lengths for s in args.staleness]
+            for name, s, more, length in [*wanted, ("serial-2", 2, 5, lengths["long_tail"])]:
+                try:
+                    runs[name] = run(args, engines, name, s, args.steps + more, length)
+                except Exception as error:  # what was measured stays, and the next run may go well
+                    failed[name] = f"{type(error).__name__}: {error}"
+                write("overlap_gpu", {**result, **compared(runs, lengths, args), "failed": failed})
             engines["vllm"].shutdown()
     finally:
         server.stop()
-    write("overlap_gpu", {"benchmark": "overlap_gpu", **provenance(), **compared(runs, lengths, args)})
+    if failed:
+        raise SystemExit(f"failed: {failed}")
 
 
 def compared(runs: dict[str, dict], lengths: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """Each run's step time over the formula's, with W and G taken from the runs at the largest S and at S = 0."""
     for kind in lengths:
-        mine = {s: runs[f"{kind}-{s}"] for s in args.staleness}
+        mine = {s: found for s in args.staleness if (found := runs.get(f"{kind}-{s}"))}
+        if not mine:
+            continue
         train = median(r["train_s"] + r["publish_s"] for r in mine.values())
         full = mine[max(mine)]
         work = full["step_s"] * (1 - full["generator_idle"])

