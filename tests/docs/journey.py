@@ -27,6 +27,8 @@ RETRAINING = "tests/retraining/test_document.py does it"
 SECURITY = "tests/security/test_document.py runs it"
 REDOING = "tests/redo/test_commands.py runs it as written"
 ROLES = "tests/roles/test_roles.py does it"
+OWN_FLOW = "tests/platform/test_own_flow.py does it"
+CLUSTER = "needs a container builder or a cluster: not tried, as the document says"
 OBJECT_STORE = "tests/runtime/test_doctor_store.py does it on an S3 server"
 TWO_STEPS = "steps=2 training.batch_size=32 training.warmup_steps=0 eval.prompts=8"
 
@@ -79,6 +81,13 @@ NOT_RUN = {
     ),
     "forge server --host 0.0.0.0": "tests/deploying/test_server.py does it",
     "forge resume RUN_ID --allow-code-change": "tests/runs/test_formats.py does it",
+    "forge deploy --file tests/platform/prefect.yaml": OWN_FLOW,
+    "prefect worker start --pool generator": OWN_FLOW,
+    "prefect deployment run preview/own --param run_id=RUN_ID --param store=s3://bucket/forge": OWN_FLOW,
+    "docker build --tag forge .": CLUSTER,
+    "kubectl apply --filename deploy/kubernetes/worker.yaml": CLUSTER,
+    "kubectl --namespace forge create secret generic forge-secrets --from-env-file=secrets.env": CLUSTER,
+    "prefect work-pool create generator --type kubernetes --base-job-template deploy/kubernetes/work-pool.json": CLUSTER,
     "forge new digits": RETRAINING,
     "cd digits": RETRAINING,
     "forge retrain retrain.yaml": RETRAINING,
