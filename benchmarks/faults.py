@@ -15,6 +15,7 @@ and of a server its start. Tiny models, so the times are those of the machinery.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import tempfile
@@ -104,12 +105,13 @@ class Bench:
         if scene in self.whole:
             check_same_run(Stored(run.uri), self.whole[scene], STEPS)
 
-    def kills(self, wanted: int) -> Iterator[Kill]:
-        done = 0
-        while done < wanted:
+    def kills(self, wanted: int, minutes: float) -> Iterator[Kill]:
+        done, deadline = 0, time.monotonic() + 60 * minutes
+        while done < wanted and time.monotonic() < deadline:
             for scene, kinds in deck(self.rng).items():
                 for kill in self.killed(scene, kinds[: wanted - done]):
-                    print(f"{(done := done + 1)} of {wanted} kills: {kill}", flush=True)
+                    done += 1
+                    print(f"{done} of {wanted} kills: {kill}", flush=True)
                     yield kill
 
 
@@ -127,13 +129,16 @@ def summary(kills: list[Kill]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no further round of kinds after this long"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     machine = provenance()
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         bench = Bench(Path(folder), random.Random(args.seed))
         try:
-            kills = list(bench.kills(args.kills))
+            kills = list(bench.kills(args.kills, args.minutes))
         finally:
             for server in bench.servers.values():
                 server.stop()
