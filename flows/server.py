@@ -112,7 +112,7 @@ def running_server(home: Path | None = None) -> ServerHandle | None:
     return _use(ServerHandle(shared, _ui_url(shared)), home) if shared else None
 
 
-def serve(home: Path | None = None, host: str = LOOPBACK, port: int = 4200) -> None:
+def serve(home: Path | None = None, port: int = 4200, host: str = LOOPBACK) -> None:
     """Become the server of this Forge home: runs in the foreground until it is stopped, and does not return.
 
     Runs that start meanwhile use it. The operator's own ``PREFECT_SERVER_`` settings hold. Raises
