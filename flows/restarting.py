@@ -24,6 +24,13 @@ def flow_run_id() -> str | None:
     return runtime.flow_run.id
 
 
+def is_deployed() -> bool:
+    """Whether this flow run is one of a deployment. Known here: Prefect's ``runtime.deployment`` asks the server, and
+    fails without one."""
+    context = FlowRunContext.get()
+    return bool(context and context.flow_run and context.flow_run.deployment_id)
+
+
 def with_run_id(config: RunConfig, flow: str) -> RunConfig:
     """``config`` with a run id: its own, or that of this flow run."""
     if config.run.id is not None:

@@ -20,7 +20,7 @@ from prefect.utilities.urls import url_for
 from rich.console import Console
 
 from flows.artifacts import RunArtifacts
-from flows.restarting import flow_run_id, started_before, with_run_id
+from flows.restarting import flow_run_id, is_deployed, started_before, with_run_id
 from flows.stopping import StopWatcher
 from flows.window import Window
 from forge_core.config import ConfigError, RunConfig, load_config, store_uri
@@ -150,7 +150,7 @@ class Session:
         if entries:
             self._artifacts.finish(entries)
             self._console.print(closing_table(entries))
-            if runtime.deployment.id is None:  # a deployment's working directory is the code's
+            if not is_deployed():  # a deployment's working directory is the code's
                 self._best_effort.submit(self._write_curve, entries)
         # Always: a thread that draws when the interpreter ends aborts the process, one that sends holds up its end.
         self._best_effort.close(10.0)
