@@ -26,6 +26,7 @@ PRODUCTS = {  # kind: where its objects lie; "": any object of the run
     **{"trainer": "ledger", "trainer rank": "ledger", "flow": "", "prefect server": "", "s3 server": ""},
 }
 COMPILED = "torchinductor_"  # a cache of torch, kept between processes on purpose
+BAD_INPUT = 2  # the exit status of what no restart mends, such as code that changed meanwhile
 LOOK_S = 0.1
 
 
@@ -85,6 +86,7 @@ class Supervised:
             forge = self.running.get(name)
             if forge is None or forge.process.poll() not in (None, 0):
                 if forge is not None:
+                    assert forge.process.returncode != BAD_INPUT, forge.output
                     self.ended.append(forge)
                 self.running[name] = self._start(name)
 
