@@ -134,7 +134,7 @@ class RoleSession:
     def claimed(self) -> Rollout | Evaluation | None:
         """The first thing to sample that nobody else has claimed and this process is not doing already."""
         doing = [work for work, _ in self._running]
-        for work in self.frontier.sampling():
+        for work in self.frontier.sampling(self.claims):
             if work not in doing and self.claims.take(work.claims(self.run.run_id)):
                 return work
         return None

@@ -5,6 +5,8 @@ Invariants:
   another process. A shard is due when what it is made of is published and it is not.
 - Everything asked for is an exact key; objects are immutable, so what was once found published is not asked again.
 - Only generators plan (they have the tokenizer); all others read plans.
+- What another generator is known to hold is not asked for, and each generator begins a batch at a shard of its own: the
+  requests of a batch grow with its shards, not with shards times generators.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_core.runs.candidates import newest_candidate
+from forge_core.runs.claims import Claims
 from forge_core.runs.context import RunContext
 from forge_core.runs.evaluation import evaluation_due
 from forge_core.runs.refilling import is_full, plan_refill
@@ -66,20 +69,24 @@ class Frontier:
 
     def open_batches(self) -> range:
         """The batches that may be worked on and are not trained yet; none before version 0."""
-        head, config = self._ctx.ledger.head(), self._ctx.config
+        return self._open_at(self._ctx.ledger.head())
+
+    def _open_at(self, head: int) -> range:
+        config = self._ctx.config
         return range(0) if head < 0 else range(head, min(head + config.max_staleness + 1, config.steps))
 
-    def sampling(self) -> Iterator[Rollout | Evaluation]:
+    def sampling(self, claims: Claims | None = None) -> Iterator[Rollout | Evaluation]:
         """What generators can do, the oldest version first: with ``rollout.version: oldest`` an engine that took a
-        newer version could not go back."""
+        newer version could not go back. ``claims``: of the generator that asks; what others hold is left out."""
+        head = self._ctx.ledger.head()
         pinned = self._ctx.config.rollout.version == "oldest"
-        evaluations = list(self._evaluations())
+        evaluations = list(self._evaluations(head))
         yield from [] if pinned else evaluations
-        for batch in self.open_batches():
-            version = sampling_version(self._ctx, batch)
+        for batch in self._open_at(head):
+            version = sampling_version(self._ctx, batch, head)
             yield from [e for e in evaluations if pinned and e.version < version]
             evaluations = [e for e in evaluations if not pinned or e.version >= version]
-            yield from self._rollouts(batch, version)
+            yield from self._rollouts(batch, version, claims)
         yield from evaluations if pinned else []
 
     def waiting_for(self) -> set[str]:
@@ -87,9 +94,9 @@ class Frontier:
         head = self._ctx.ledger.head()
         if head < 0 or self.step() is not None:
             return {"trainer"}
-        unplanned = any(not self._stored_plans(batch) or self._unsampled(batch) for batch in self.open_batches())
+        unplanned = any(not self._stored_plans(batch) or self._unsampled(batch) for batch in self._open_at(head))
         roles = {
-            "generator": unplanned or any(True for _ in self._evaluations()),
+            "generator": unplanned or any(True for _ in self._evaluations(head)),
             "scorer": any(True for _ in self.unscored()),
             "reference": any(True for _ in self.unreferenced()),
         }
@@ -121,7 +128,7 @@ class Frontier:
             return False
         stages += [layout.reference] if ctx.config.grpo.beta > 0 else []
         keys = (key(*shard) for key in stages for shard in self._shards(batch))
-        evaluated = not any(evaluation.version == batch for evaluation in self._evaluations())
+        evaluated = not any(evaluation.version == batch for evaluation in self._evaluations(batch))
         return evaluated and all(map(self._is_published, keys))
 
     def full(self, batch: int) -> bool:
@@ -139,20 +146,22 @@ class Frontier:
     def _unsampled(self, batch: int) -> bool:
         return not all(self._is_published(layout.episodes(*shard)) for shard in self._shards(batch))
 
-    def _rollouts(self, batch: int, version: int) -> Iterator[Rollout]:
+    def _rollouts(self, batch: int, version: int, claims: Claims | None) -> Iterator[Rollout]:
         ctx = self._ctx
         plans = ctx.rounds(batch)
-        if self._scored(batch) and not self.full(batch):
+        if ctx.config.filters.dynamic_sampling and self._scored(batch) and not self.full(batch):
             plans.append(plan_refill(ctx, batch, plans))
         for plan in plans:
-            for shard in range(len(plan["shards"])):
+            for shard in _in_turn(len(plan["shards"]), claims):
+                work = Rollout(batch, plan["round"], shard, version)
+                if claims is not None and claims.held(work.claims(ctx.run_id)):
+                    continue
                 if not self._is_published(layout.episodes(ctx.run_id, batch, plan["round"], shard)):
-                    yield Rollout(batch, plan["round"], shard, version)
+                    yield work
 
-    def _evaluations(self) -> Iterator[Evaluation]:
-        """The newest version where an evaluation of it is due, or the candidate of the last one."""
+    def _evaluations(self, head: int) -> Iterator[Evaluation]:
+        """The newest version (``head``) where an evaluation of it is due, or the candidate of the last one."""
         ctx = self._ctx
-        head = ctx.ledger.head()
         if ctx.config.eval.prompts == 0 or head < 0 or head >= ctx.config.steps:
             return
         due = [Evaluation(head, ctx.weights_content(head))] if evaluation_due(ctx.config, head) else []
@@ -185,3 +194,9 @@ class Frontier:
         if key not in self._there and self._ctx.store.exists(key):
             self._there.add(key)
         return key in self._there
+
+
+def _in_turn(shards: int, claims: Claims | None) -> Iterator[int]:
+    """All shards, beginning with one that this generator's name decides: all would race for the first one otherwise."""
+    first = claims.turn if claims is not None else 0
+    return ((first + n) % shards for n in range(shards))

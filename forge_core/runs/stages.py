@@ -49,10 +49,13 @@ class ShardRef:
     round: int = 0
 
 
-def sampling_version(ctx: RunContext, batch: int) -> int:
-    """The version that samples ``batch``: the newest committed one, or exactly ``batch - S`` (``oldest``)."""
+def sampling_version(ctx: RunContext, batch: int, head: int | None = None) -> int:
+    """The version that samples ``batch``: the newest committed one (``head``, where it is known), or exactly
+    ``batch - S`` (``oldest``)."""
     oldest = max(0, batch - ctx.config.max_staleness)
-    return oldest if ctx.config.rollout.version == "oldest" else max(oldest, min(ctx.ledger.head(), batch))
+    if ctx.config.rollout.version == "oldest":
+        return oldest
+    return max(oldest, min(ctx.ledger.head() if head is None else head, batch))
 
 
 def sample_shard(ctx: RunContext, batch: int, shard: int, round: int = 0) -> ShardRef:
