@@ -13,7 +13,7 @@ from prefect import flow
 
 from flows.parameters import ConfigParameter
 from flows.session import Session, new_session, resumed_session, run_name
-from flows.task_runner import LocalTaskRunner
+from flows.task_runner import LOCAL_TASKS
 from flows.window import Window
 from forge_core.config import RunConfig
 from forge_core.runs import RunRef
@@ -21,7 +21,7 @@ from forge_core.runs.evaluation import evaluation_due
 from tasks import STAGES, Stages, initialise
 
 
-@flow(name="grpo", flow_run_name=run_name, task_runner=LocalTaskRunner())
+@flow(name="grpo", flow_run_name=run_name, task_runner=LOCAL_TASKS)
 def grpo(config: ConfigParameter, overrides: dict[str, Any] | None = None) -> Any:
     """Train a language model with GRPO.
 
@@ -34,7 +34,7 @@ def grpo(config: ConfigParameter, overrides: dict[str, Any] | None = None) -> An
     return session.outcome
 
 
-@flow(name="grpo-resume", flow_run_name="{run_id}", task_runner=LocalTaskRunner())
+@flow(name="grpo-resume", flow_run_name="{run_id}", task_runner=LOCAL_TASKS)
 def grpo_resume(
     run_id: str,
     store: str,

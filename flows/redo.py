@@ -13,7 +13,7 @@ from prefect import flow
 
 from flows.redo_session import new_redo_session, resumed_redo_session
 from flows.session import Session
-from flows.task_runner import LocalTaskRunner
+from flows.task_runner import LOCAL_TASKS
 from tasks import initialise, train
 from tasks.rescore import rescore as rescore_batch
 from tasks.reuse import reuse, reuse_or_compute_reference
@@ -34,7 +34,7 @@ class StoredStages:
 STAGES = StoredStages()
 
 
-@flow(name="rescore", flow_run_name="rescore {parent}", task_runner=LocalTaskRunner())
+@flow(name="rescore", flow_run_name="rescore {parent}", task_runner=LOCAL_TASKS)
 def rescore(
     parent: str,
     store: str,
@@ -50,7 +50,7 @@ def rescore(
     return session.outcome
 
 
-@flow(name="retrain-from", flow_run_name="retrain from {parent}", task_runner=LocalTaskRunner())
+@flow(name="retrain-from", flow_run_name="retrain from {parent}", task_runner=LOCAL_TASKS)
 def retrain_from(
     parent: str,
     store: str,
@@ -66,7 +66,7 @@ def retrain_from(
     return session.outcome
 
 
-@flow(name="redo-resume", flow_run_name="{run_id}", task_runner=LocalTaskRunner())
+@flow(name="redo-resume", flow_run_name="{run_id}", task_runner=LOCAL_TASKS)
 def redo_resume(
     run_id: str,
     store: str,

@@ -12,13 +12,13 @@ from typing import Any
 from prefect import flow
 
 from flows.role_session import RoleSession
-from flows.task_runner import LocalTaskRunner
+from flows.task_runner import LOCAL_TASKS
 from forge_core.runs.candidates import evaluated_elsewhere, take_candidate
 from forge_core.runs.frontier import Evaluation, Rollout
 from tasks import evaluate, initialise, reference_logprobs, rollout, score, train
 
 
-@flow(name="generator", flow_run_name="generator {run_id}", task_runner=LocalTaskRunner())
+@flow(name="generator", flow_run_name="generator {run_id}", task_runner=LOCAL_TASKS)
 def generator(run_id: str, store: str, name: str | None = None) -> Any:
     """Sample the shards of open batches that nobody else has claimed, and the evaluations that are due."""
     with RoleSession("generator", run_id, store, name) as role:
@@ -33,7 +33,7 @@ def generator(run_id: str, store: str, name: str | None = None) -> Any:
     return role.outcome
 
 
-@flow(name="scorer", flow_run_name="scorer {run_id}", task_runner=LocalTaskRunner())
+@flow(name="scorer", flow_run_name="scorer {run_id}", task_runner=LOCAL_TASKS)
 def scorer(run_id: str, store: str, name: str | None = None) -> Any:
     """Grade the sampled shards of open batches."""
     with RoleSession("scorer", run_id, store, name) as role:
@@ -43,7 +43,7 @@ def scorer(run_id: str, store: str, name: str | None = None) -> Any:
     return role.outcome
 
 
-@flow(name="reference", flow_run_name="reference {run_id}", task_runner=LocalTaskRunner())
+@flow(name="reference", flow_run_name="reference {run_id}", task_runner=LOCAL_TASKS)
 def reference(run_id: str, store: str, name: str | None = None) -> Any:
     """Compute the reference log-probabilities of the sampled shards of open batches."""
     with RoleSession("reference", run_id, store, name) as role:
@@ -55,7 +55,7 @@ def reference(run_id: str, store: str, name: str | None = None) -> Any:
     return role.outcome
 
 
-@flow(name="trainer", flow_run_name="trainer {run_id}", task_runner=LocalTaskRunner())
+@flow(name="trainer", flow_run_name="trainer {run_id}", task_runner=LOCAL_TASKS)
 def trainer(run_id: str, store: str, name: str | None = None) -> Any:
     """Publish version 0, then take every training step as soon as what it consumes is there."""
     with RoleSession("trainer", run_id, store, name) as role:

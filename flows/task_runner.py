@@ -7,11 +7,11 @@ in order to go on is asked of the server.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from prefect.futures import PrefectConcurrentFuture
+from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 from prefect.states import Pending, State
-from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 
 class LocalFuture(PrefectConcurrentFuture[Any]):
@@ -27,3 +27,7 @@ class LocalTaskRunner(ThreadPoolTaskRunner[Any]):
     def submit(self, *arguments: Any, **keywords: Any) -> Any:
         future = super().submit(*arguments, **keywords)
         return LocalFuture(future.task_run_id, future.wrapped_future)
+
+
+# Prefect copies it for each flow run. It gives futures as other task runners do, but says so in a type of its own.
+LOCAL_TASKS = cast(TaskRunner[PrefectFuture[Any]], LocalTaskRunner())
