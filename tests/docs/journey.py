@@ -87,7 +87,9 @@ NOT_RUN = {
     "docker build --tag forge .": CLUSTER,
     "kubectl apply --filename deploy/kubernetes/worker.yaml": CLUSTER,
     "kubectl --namespace forge create secret generic forge-secrets --from-env-file=secrets.env": CLUSTER,
-    "prefect work-pool create generator --type kubernetes --base-job-template deploy/kubernetes/work-pool.json": CLUSTER,
+    "prefect work-pool create generator --type kubernetes --base-job-template deploy/kubernetes/work-pool.json": (
+        CLUSTER
+    ),
     "forge new digits": RETRAINING,
     "cd digits": RETRAINING,
     "forge retrain retrain.yaml": RETRAINING,
