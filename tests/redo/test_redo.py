@@ -247,6 +247,15 @@ def test_batches_that_were_graded_but_not_trained_can_be_used() -> None:
     assert retrained(new_retrain(store, "tiny", "both")).ledger.head() == 2
 
 
+def test_a_parent_with_evaluations_is_trained_again_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(memory())
+    assert "eval/reward/mean" in advance(new_run(store, "steps=1"), 1).ledger.required(0)["metrics"]
+    monkeypatch.setattr(HFGenerator, "__init__", None)
+    ctx = retrained(new_retrain(store, "tiny", "unevaluated"))
+    assert not [name for name in ctx.ledger.required(0)["metrics"] if name.startswith("eval/")]
+    assert ctx.config.eval.prompts == 8, "for whoever evaluates its versions later"
+
+
 def test_nothing_can_be_generated_for_a_run_with_a_parent(store: Store) -> None:
     ctx = begun(store, retrain_of(store, "tiny", ["run.id=no-sampling"], "dapo"))
     with pytest.raises(ConfigError, match=r"was made by `forge retrain-from tiny`.*nothing is generated"):
