@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from flows.home import QUIET
+from forge_core.store import StoreError, open_store
 from tests.faults.processes import FORGE
 from tests.fixtures_prefect import answers
 from tests.fixtures_s3 import S3Server, _command, _die_with_parent, _free_ports, _users, _wait_until_ready
@@ -83,9 +85,18 @@ class S3(Server):
         self._server = S3Server(f"http://127.0.0.1:{port}")
         self.environment = self._server.environment
         self._arguments = _command(folder, port, 64)
+        self._has_bucket = False
+        os.environ.update(self.environment)  # this process looks at the store too
         super().__init__(folder)
 
     def start(self) -> None:
         (self.folder / "users.json").write_text(json.dumps(_users(self._server, {})))
         self._spawn(self._arguments, {**os.environ, "HOME": str(self.folder)})
-        _wait_until_ready(self._server, self.process, self.folder / "server.log")
+        if not self._has_bucket:
+            _wait_until_ready(self._server, self.process, self.folder / "server.log")
+            self._has_bucket = True
+        store, deadline = open_store("s3://forge/ready"), time.monotonic() + START_S
+        while True:
+            assert time.monotonic() < deadline, (self.folder / "server.log").read_text()[-3000:]
+            with suppress(StoreError):
+                return store.put_json("ready.json", {})

@@ -139,11 +139,15 @@ class Supervised:
         return kind not in self.names or self.running[kind].process.poll() is None
 
     def child(self, kind: str) -> psutil.Process:
-        return self._children(kind)[-1]
+        found = self._children(kind)
+        assert found, f"no {kind} to kill:\n{self.output()}"
+        return found[-1]
 
     def _children(self, kind: str) -> list[psutil.Process]:
-        pids = [pid for forge in self.running.values() for pid in forge.left()]
-        return [p for p in map(psutil.Process, pids) if CHILDREN[kind] in " ".join([p.name(), *p.cmdline()])]
+        # By descent: vLLM writes its title over the environment, and with it over the tag.
+        owners = [psutil.Process(forge.process.pid) for forge in self.running.values() if forge.process.poll() is None]
+        family = [process for owner in owners for process in owner.children(recursive=True)]
+        return [p for p in family if CHILDREN[kind] in " ".join([p.name(), *p.cmdline()])]
 
     # The rest ---------------------------------------------------------------------------------------------------------
 

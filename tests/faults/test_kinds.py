@@ -35,7 +35,7 @@ RANKS: dict[str, Any] = TINY | {
     "eval": {"prompts": 0},
 }
 VLLM: dict[str, Any] = TINY | {
-    "steps": 6,
+    "steps": 40,
     "max_staleness": 1,
     "model": TINY["model"] | {"hidden_size": 64, "head_dim": 32},
     "generator": {"backend": "vllm", "threads": 1},
@@ -54,13 +54,13 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefect]:
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    before = dict(os.environ)
     server = S3(tmp_path_factory.mktemp("s3") / "data")
-    patch = pytest.MonkeyPatch()
-    for name, value in server.environment.items():
-        patch.setenv(name, value)
     yield server
     server.stop()
-    patch.undo()
+    for name in server.environment:
+        os.environ.pop(name, None)
+    os.environ.update({name: value for name, value in before.items() if name in server.environment})
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +107,7 @@ def test_a_run_outlives_its_servers_its_ranks_and_its_machine(
     check_complete(Stored(run.uri), STEPS, 1)
 
 
+@pytest.mark.soak  # two vLLM starts and some 40 steps
 def test_a_run_goes_on_when_its_engine_is_killed(supervise: Supervise, prefect: Prefect) -> None:
     run = supervise(VLLM, ("flow",), prefect.environment)
     run.until(lambda steps: steps >= 1)
