@@ -59,7 +59,7 @@ class _Work:
     def __init__(self, store: Store, config: RunConfig, policy: Policy, stop: StopToken) -> None:
         if config.eval.prompts == 0:
             raise ConfigError("eval.prompts: is 0, so there is nothing to evaluate: set it, such as eval.prompts=256")
-        self._store, self._policy, self._stop = store, policy, stop
+        self._store, self._policy, self.stop = store, policy, stop
         self.folder = policy.folder(store)
         changes = {"model": str(self.folder), "warm_start": None, "store": store.uri}
         self.config = alone(config.model_copy(update=changes), "generator")
@@ -128,7 +128,7 @@ class _Work:
         try:
             rows, seconds = self._sample()
             episodes = [episode_of(row) for row in rows]
-            graded = rewards.grade_many([reward_item(e) for e in episodes], stop=self._stop)
+            graded = rewards.grade_many([reward_item(e) for e in episodes], stop=self.stop)
         finally:
             rewards.close()
         if failed := [g for g in graded if g.reward is None]:
@@ -142,7 +142,7 @@ class _Work:
         engine = build_generator(self, 0)
         try:
             deadline, started = self.config.rollout.deadline_s, time.monotonic()
-            completions = engine.generate(self.requests, stop=self._stop, deadline_s=deadline)
+            completions = engine.generate(self.requests, stop=self.stop, deadline_s=deadline)
             seconds = time.monotonic() - started
         finally:
             engine.shutdown()

@@ -49,9 +49,18 @@ class _Call:
 
 
 class VLLMGenerator:
-    """``weights(version)`` gives the local, verified folder of a policy version. ``logs``: folder of log files."""
+    """``weights(version)`` gives the local, verified folder of a policy version. ``logs``: folder of log files.
+    ``stop`` ends engines that are being started."""
 
-    def __init__(self, weights: Callable[[int], Path], *, version: int, settings: VLLMSettings, logs: Path) -> None:
+    def __init__(
+        self,
+        weights: Callable[[int], Path],
+        *,
+        version: int,
+        settings: VLLMSettings,
+        logs: Path,
+        stop: StopToken | None = None,
+    ) -> None:
         if importlib.util.find_spec("vllm") is None:
             raise GenerationError(
                 "generator.backend is vllm, but vLLM is not installed: pip install 'forge-rl[vllm]' on a machine with "
@@ -72,6 +81,7 @@ class VLLMGenerator:
             on_done=self._on_done,
             on_lost=self._on_lost,
             on_ready=self._on_ready,
+            stop=stop,
         )
         self._start()
 

@@ -27,13 +27,14 @@ from forge_core.generation.vllm_replica import Replica, ReplicaDied
 from forge_core.generation.vllm_settings import VLLMSettings
 from forge_core.models import probe
 from forge_core.models.errors import WeightsError
+from forge_core.stop import StopToken
 
 log = logging.getLogger("forge")
 MAX_RESTARTS = 3
 
 
 class EnginePool:
-    """``weights(version)`` gives a verified model folder."""
+    """``weights(version)`` gives a verified model folder. ``stop`` ends engines that are being started."""
 
     def __init__(
         self,
@@ -46,12 +47,13 @@ class EnginePool:
         on_done: Callable[[dict[str, Any]], None],
         on_lost: Callable[[int], None],
         on_ready: Callable[[], None],
+        stop: StopToken | None = None,
     ) -> None:
         self.weights, self.version, self.settings = weights, version, settings
         self.last_update: dict[str, float] = {}  # seconds of each phase of the newest update, in the slowest engine
         self.broken: BaseException | None = None
         self.closed = self.asleep = False
-        self._logs, self._changed = logs, changed
+        self._logs, self._changed, self._stop = logs, changed, stop
         self._on_done, self._on_lost, self._on_ready = on_done, on_lost, on_ready
         self._updating = threading.Lock()
         self._restarts = [0] * len(settings.gpus)
@@ -148,7 +150,7 @@ class EnginePool:
                 on_done=self._on_done,
                 on_death=lambda _, reason: self._on_death(index, reason),
             )
-            replica.wait_ready()
+            replica.wait_ready(self._stop)
         return replica
 
     @contextmanager

@@ -14,19 +14,22 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any
 
 from forge_core.processes import ChildDied, ChildGroup
 from forge_core.processes.channel import Channel
+from forge_core.stop import StopToken
 
 START_S = 900.0  # loading, compiling and capturing graphs of a large model
 CALL_S = 600.0
 DRAIN_S = 24 * 3600.0  # for responses of any length; their own deadline ends them before
 END_S = 5.0
+POLL_S = 0.1
 
 
 class ReplicaDied(ChildDied):
@@ -66,13 +69,18 @@ class Replica:
     def alive(self) -> bool:
         return not (self._dead or self._closing or self._failed)
 
-    def wait_ready(self, timeout_s: float = START_S) -> dict[str, Any]:
-        """What the engine says of itself once it is loaded. Raises ReplicaDied with the end of its log."""
-        try:
-            return self._ready.result(timeout_s)
-        except FutureTimeout:
-            self.close()
-            raise ReplicaDied(f"{self.name} did not start within {timeout_s:.0f} s (log: {self.group.log})") from None
+    def wait_ready(self, stop: StopToken | None = None, timeout_s: float = START_S) -> dict[str, Any]:
+        """What the engine says of itself once it is loaded. Raises ReplicaDied with the end of its log, and Stopped
+        when ``stop`` is set before."""
+        deadline = time.monotonic() + timeout_s
+        while not wait([self._ready], POLL_S).done:
+            if (stopped := stop is not None and stop.is_set()) or time.monotonic() > deadline:
+                self._closing = True
+                self.group.kill()
+                if stopped and stop is not None:
+                    stop.check()
+                raise ReplicaDied(f"{self.name} did not start within {timeout_s:.0f} s (log: {self.group.log})")
+        return self._ready.result()
 
     def generate(self, requests: list[dict[str, Any]]) -> None:
         self._send("generate", requests)

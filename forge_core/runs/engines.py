@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from forge_core.config import RunConfig
     from forge_core.devices import Placement
     from forge_core.generation.base import Generator
+    from forge_core.stop import StopToken
 
 SHARED_MEMORY = 0.4  # of a GPU that the trainer uses too, where generator.engine_args does not say
 OWN_MEMORY = 0.9
@@ -18,10 +19,11 @@ OWN_MEMORY = 0.9
 
 class Host(Protocol):
     """Who loads an engine: a run (``RunContext``), or an evaluation. ``weights_dir`` gives the folder of a version,
-    ``role`` is that of this process (None: all of them)."""
+    ``role`` is that of this process (None: all of them), ``stop`` ends engines that are being loaded."""
 
     run_id: str
     role: str | None
+    stop: StopToken
 
     @property
     def config(self) -> RunConfig: ...
@@ -80,4 +82,4 @@ def _vllm(ctx: Host, version: int) -> Generator:
         threads=g.threads or ctx.cpu_threads,
         environment=placement.environment,
     )
-    return VLLMGenerator(ctx.weights_dir, version=version, settings=settings, logs=logs_folder(ctx))
+    return VLLMGenerator(ctx.weights_dir, version=version, settings=settings, logs=logs_folder(ctx), stop=ctx.stop)

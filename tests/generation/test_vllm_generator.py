@@ -399,6 +399,16 @@ def test_an_engine_that_dies_asleep_takes_no_memory_before_it_is_woken(engine: V
     assert engine.generate([request("1")])[0].metadata["policy_version"] == engine.get_version()
 
 
+def test_a_stop_does_not_wait_for_an_engine_that_starts(versions: Versions, tmp_path: Path) -> None:
+    stop = StopToken()
+    threading.Timer(3.0, stop.set, ["Ctrl-C"]).start()
+    started = time.monotonic()
+    with pytest.raises(Stopped, match="Ctrl-C"):
+        VLLMGenerator(versions, version=0, settings=settings(gpus=((), ())), logs=tmp_path, stop=stop)
+    assert time.monotonic() - started < 8
+    assert not [p for p in psutil.Process().children(recursive=True) if str(tmp_path) in str(p.open_files())]
+
+
 def test_an_engine_that_gets_no_memory_says_what_and_which_settings(
     versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
