@@ -17,6 +17,7 @@ from forge_core.runs.episodes import EPISODES_FILE, TRAINING_FILE
 from forge_core.store import Ledger, Store, layout, open_store
 
 LEFT_OUT = ("started_at", "finished_at", "attempt")
+ADVICE = ("gc", "workers")  # folders of what Store.put_json writes
 ATTEMPT = re.compile(r"(/\d{8})-[^/]+/$")
 
 
@@ -103,8 +104,14 @@ def check_complete(run: Stored, steps: int, max_staleness: int) -> None:
 
 
 def check_untouched(before: dict[str, str], after: dict[str, str], run_id: str = "tiny") -> None:
-    """Nothing that existed was changed, no finished shard was made again, no committed step was published again."""
-    changed = {key for key, content in before.items() if after.get(key) != content}
+    """Nothing that existed was changed (but for advice, which is overwritten), no finished shard was made again, no
+    committed step was published again."""
+    lasting = {
+        key: content
+        for key, content in before.items()
+        if not key.startswith(tuple(f"runs/{run_id}/{folder}/" for folder in ADVICE))
+    }
+    changed = {key for key, content in lasting.items() if after.get(key) != content}
     assert not changed, f"changed or gone: {sorted(changed)}"
     new = after.keys() - before.keys()
     finished = {key.removesuffix("manifest.json") for key in before if key.endswith("/manifest.json")}
