@@ -54,7 +54,8 @@ def test_two_nodes_that_share_a_store_take_the_step_of_one_rank(
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-5, msg=name)
     checkpoint = ctx.store.open_published(f"runs/tiny/checkpoints/00000000-{entry['attempt']}/").files
-    assert {"__0_0.distcp", "__1_0.distcp"} <= set(checkpoint), "each node uploaded its share"
+    shares = {name.partition("-model")[0] for name in checkpoint}
+    assert {"shard-00001", "shard-00002"} <= shares, "each node uploaded its share"
 
 
 def test_the_torchrun_command_of_a_node_is_exact() -> None:

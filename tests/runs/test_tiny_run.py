@@ -84,7 +84,8 @@ def test_evaluations_are_recorded_before_the_first_batch_at_the_interval_and_aft
 def test_a_run_continued_by_another_process_equals_the_uninterrupted_one_bit_for_bit(finished: RunContext) -> None:
     for interrupted_at in (1, 3):  # without a checkpoint to start from, and with one plus a replayed step
         ctx = advance(new_run(memory(), "max_staleness=1"), interrupted_at)
-        before = {key: ctx.store.read(key) for key in ctx.store.list("runs")}
+        advice = "runs/tiny/gc/"  # of the collector, which overwrites it
+        before = {key: ctx.store.read(key) for key in ctx.store.list("runs") if not key.startswith(advice)}
         again = advance(reopened(ctx), 4)
         assert decided(again) == decided(finished)
         assert contents(again) == contents(finished)
