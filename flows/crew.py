@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -60,7 +60,7 @@ class Member:
     restarts: int = 0
     made: int = 0  # objects, as its heartbeat says
     not_before: float = 0.0
-    mentioned: set[str] = field(default_factory=set)
+    mentioned: bool = False  # that no worker has taken it
 
 
 class Crew:
@@ -139,8 +139,10 @@ class Crew:
         beat = read_heartbeat(self._ctx.store, self._ctx.run_id, member.name)
         if beat is not None and beat["made"] > member.made:
             member.made, member.restarts = beat["made"], 0
-        why = self._ended_why(member) if _ended(member.flow_run) else self._given_up_why(member, beat)
-        if why is not None:
+        if not _ended(member.flow_run):
+            if (given_up := self._given_up(member, beat)) is not None:
+                self._replace(client, member, given_up.message or "", given_up)
+        elif (why := self._ended_why(member)) is not None:
             self._replace(client, member, why)
 
     def _refresh(self, client: SyncPrefectClient, member: Member) -> None:
@@ -173,8 +175,8 @@ class Crew:
             for other in self._members
         )
 
-    def _given_up_why(self, member: Member, beat: dict[str, Any] | None) -> str | None:
-        """Why a role that has not ended, as far as the server knows, is replaced; None: it is well."""
+    def _given_up(self, member: Member, beat: dict[str, Any] | None) -> State[Any] | None:
+        """The state for a role that has not ended, as far as the server knows, and is replaced; None: it is well."""
         assert member.flow_run is not None
         assert member.flow_run.state is not None
         if beat is None:
@@ -183,30 +185,31 @@ class Crew:
             return None
         silence = self._roles.claim_timeout_s * (1 + SILENT_BEATS / BEATS)
         if self._unchanged.seconds((member.name, "beat"), beat["beat"]) > silence:
-            return f"no heartbeat for {silence:.0f} s"
+            return Crashed(message=f"no heartbeat for {silence:.0f} s")
         works = member.role in self._busy
         if self._unchanged.seconds((member.name, "made"), (beat["made"], works)) > self._roles.stuck_s and works:
-            return f"it has work and made nothing for {self._roles.stuck_s:.0f} s ({beat['doing']})"
+            why = f"it has work and made nothing for {self._roles.stuck_s:.0f} s ({beat['doing']})"
+            return Cancelling(message=why)
         return None
 
     def _mention_untaken(self, member: Member) -> None:
-        if self._unchanged.seconds((member.name, "untaken"), True) > UNTAKEN_S and "untaken" not in member.mentioned:
-            member.mentioned.add("untaken")
+        if self._unchanged.seconds((member.name, "untaken"), True) > UNTAKEN_S and not member.mentioned:
+            member.mentioned = True
             log.warning(
                 f"no worker has taken the {member.role} of run {self._ctx.run_id} for {UNTAKEN_S:.0f} s: start one "
                 f"with `prefect worker start --pool {member.role}`"
             )
 
-    def _replace(self, client: SyncPrefectClient, member: Member, why: str) -> None:
+    def _replace(self, client: SyncPrefectClient, member: Member, why: str, given_up: State[Any] | None = None) -> None:
+        """Start the role again; ``given_up``: the state for its flow run, where that has not ended."""
         assert member.flow_run is not None
         if member.restarts >= self._roles.max_restarts:
             raise CrewLost(
                 f"the {member.role} was started again {member.restarts} times without making anything "
                 f"(roles.max_restarts); the last one: {why}"
             )
-        if not _ended(member.flow_run):
-            state: State[Any] = Crashed(message=why) if "heartbeat" in why else Cancelling(message=why)
-            client.set_flow_run_state(member.flow_run.id, state, force=True)
+        if given_up is not None:
+            client.set_flow_run_state(member.flow_run.id, given_up, force=True)
         log.warning("%s %s: %s; it is started again", member.role, member.name, why)
         member.not_before = time.monotonic() + 2.0**member.restarts - 1.0
         member.restarts, member.flow_run, member.made = member.restarts + 1, None, 0

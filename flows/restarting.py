@@ -13,7 +13,7 @@ from prefect import runtime
 from prefect.context import FlowRunContext
 
 from forge_core.config import ConfigError, RunConfig
-from forge_core.runs.record import new_run_id
+from forge_core.runs.record import with_new_id
 from forge_core.store import Ledger, Store, layout
 
 CRASHES = 3
@@ -36,8 +36,7 @@ def with_run_id(config: RunConfig, flow: str) -> RunConfig:
     if config.run.id is not None:
         return config
     context = FlowRunContext.get()
-    run_id = new_run_id(flow, context.flow_run.created if context and context.flow_run else None)
-    return config.model_copy(update={"run": config.run.model_copy(update={"id": run_id})})
+    return with_new_id(config, flow, context.flow_run.created if context and context.flow_run else None)
 
 
 def started_before(store: Store, run_id: str) -> bool:

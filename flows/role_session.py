@@ -124,8 +124,9 @@ class RoleSession:
         while not (found := look()):
             self.stop.check()
             self._collect()
-            self.context.prefetch_newest()
-            self._check_alive()
+            head = self.context.ledger.head()
+            self.context.prefetch(head)
+            self._check_alive(head)
             self.stop.wait(pause)
             pause = min(pause * 1.5, self._store.longest_poll_s)
         self._moved.seconds("waiting", time.monotonic())  # there is work, so the run is alive
@@ -163,8 +164,8 @@ class RoleSession:
             raise_if_failed(str(work), future)
             self.heartbeat.made()
 
-    def _check_alive(self) -> None:
-        limit, head = self.config.roles.wait_s, self.context.ledger.head()
+    def _check_alive(self, head: int) -> None:
+        limit = self.config.roles.wait_s
         waited = self._moved.seconds("waiting", head)
         if waited > limit:
             raise TimeoutError(

@@ -15,7 +15,7 @@ from flows.commands.common import existing_store, loaded_config, opened_store
 from forge_core.config import RunConfig, load_config
 from forge_core.runs.checks import check_run, with_stored_model
 from forge_core.runs.estimate import estimate_line
-from forge_core.runs.record import check_new_run, create_run, load_run, new_run_id, resume_check
+from forge_core.runs.record import check_new_run, create_run, load_run, resume_check, with_new_id
 from forge_core.store import Ledger, Store
 
 FAILED, STOPPED = 1, 130
@@ -61,7 +61,7 @@ def _new(args: argparse.Namespace) -> tuple[Store, RunConfig]:
     config = loaded_config(args)
     store = opened_store(args, config, quiet=True)
     if config.run.id is None:
-        config = config.model_copy(update={"run": config.run.model_copy(update={"id": new_run_id("grpo")})})
+        config = with_new_id(config, "grpo")
     config = config.model_copy(update={"store": store.uri})
     check_new_run(store, config)
     _show_checks(config)

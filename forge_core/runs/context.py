@@ -255,10 +255,10 @@ class RunContext:
             self._generator.shutdown()
             self._generator = None
 
-    def prefetch_newest(self) -> None:
-        """Begin to fetch the newest version, where this process samples."""
-        if self._generator is not None and (head := self.ledger.head()) > self._generator.get_version():
-            self.weights.prefetch(head)
+    def prefetch(self, version: int) -> None:
+        """Begin to fetch ``version``, where this process samples and has none as new."""
+        if self._generator is not None and version > self._generator.get_version():
+            self.weights.prefetch(version)
 
     def _too_new(self, version: int) -> bool:
         pinned = self.role is not None and self.config.rollout.version == "oldest"

@@ -87,6 +87,11 @@ def new_run_id(flow: str, at: datetime | None = None) -> str:
     return f"{flow}-{(at or datetime.now(UTC)).astimezone(UTC).strftime('%Y%m%d-%H%M%S-%f')[:-3]}"
 
 
+def with_new_id(config: RunConfig, flow: str, at: datetime | None = None) -> RunConfig:
+    """``config`` with a new run id, whatever it had."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"id": new_run_id(flow, at)})})
+
+
 def check_new_run(store: Store, config: RunConfig) -> None:
     """Raise ConfigError when the run's id is taken."""
     assert config.run.id is not None

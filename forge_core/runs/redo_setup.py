@@ -23,7 +23,7 @@ from forge_core.models.stored import RunVersion, stored_prefix
 from forge_core.rewards.resolve import resolve
 from forge_core.runs.code import check_named_code
 from forge_core.runs.planning import sampling_of
-from forge_core.runs.record import Parent, RunRecord, check_new_run, load_run, new_run_id
+from forge_core.runs.record import Parent, RunRecord, check_new_run, load_run, with_new_id
 from forge_core.runs.redo import StoredBatches
 from forge_core.store import Ledger, Store
 
@@ -171,7 +171,7 @@ def _changed(record: RunRecord, kind: str, overrides: Sequence[str]) -> RunConfi
     config = load_config(record.config, overrides)
     check_changes(record.config, config, kind)
     if config.run.id == record.run_id:
-        config = config.model_copy(update={"run": config.run.model_copy(update={"id": new_run_id(kind)})})
+        config = with_new_id(config, kind)
     return config
 
 

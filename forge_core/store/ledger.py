@@ -16,6 +16,7 @@ from typing import Any
 from forge_core.store import layout
 from forge_core.store.digests import digest
 from forge_core.store.errors import LedgerError, NotFound
+from forge_core.store.numbering import newest
 from forge_core.store.store import Store
 
 Entry = dict[str, Any]
@@ -89,15 +90,8 @@ class Ledger:
         """The newest committed version: -1 without any, 0 after ``init``, ``batch + 1`` after entry ``batch``."""
         if self._known < 0 and not self._store.exists(layout.ledger_init(self._run_id)):
             return -1
-        low, step = max(self._known, 0), 1
-        while self._committed(low + step):
-            low, step = low + step, step * 2
-        high = low + step
-        while high - low > 1:  # version low exists, version high does not
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._committed(middle) else (low, middle)
-        self._known = low
-        return low
+        self._known = newest(self._committed, max(self._known, 0))
+        return self._known
 
     def entries(self) -> list[Entry]:
         """All committed training steps in order."""

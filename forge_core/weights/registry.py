@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from forge_core.store import LedgerError, NotFound, Store, StoreError, digest, layout
+from forge_core.store.numbering import newest
 
 PRODUCTION, CANDIDATE = ALIASES = ("production", "candidate")
 ACTIONS = ("register", "promote", "reject", "rollback")
@@ -57,14 +58,8 @@ class Registry:
         """The newest entry: the state. None for a name without any."""
         if (first := self.entry(0)) is None:
             return None
-        low, step = 0, 1
-        while self._exists(low + step):
-            low, step = low + step, step * 2
-        high = low + step
-        while high - low > 1:  # entry low exists, entry high does not
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._exists(middle) else (low, middle)
-        return self.entry(low) if low else first
+        last = newest(self._exists, 0)
+        return self.entry(last) if last else first
 
     def entry(self, n: int) -> Entry | None:
         try:
