@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest_plugins = ["tests.fixtures_postgres", "tests.fixtures_prefect", "tests.fixtures_s3"]
+pytest_plugins = ["tests.fixtures_disk", "tests.fixtures_postgres", "tests.fixtures_prefect", "tests.fixtures_s3"]
 
 SLOWER_TIERS = ("server", "engine", "soak")
 

@@ -148,18 +148,6 @@ def a_day_behind(tmp_path: Path) -> dict[str, str]:
     return environment
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("mounting a small file system needs root and the right to mount")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 def fill(folder: Path) -> Path:
     """Write a file until nothing more fits."""
     with (folder / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
@@ -169,12 +157,17 @@ def fill(folder: Path) -> Path:
 
 
 def test_a_run_on_a_full_disk_says_so_and_goes_on_once_there_is_room(
-    supervise: Supervise, prefect: Prefect, whole: Stored, small_disk: Path, a_day_behind: dict[str, str]
+    supervise: Supervise,
+    prefect: Prefect,
+    whole: Stored,
+    small_disk: Callable[[int], Path],
+    a_day_behind: dict[str, str],
 ) -> None:
     """Once there is room again it goes on, on a machine whose clock is a day behind the one that began it."""
-    run = supervise(RANKS, ("flow",), prefect.environment, store=str(small_disk / "store"))
+    disk = small_disk(24)
+    run = supervise(RANKS, ("flow",), prefect.environment, store=str(disk / "store"))
     run.until(lambda steps: steps >= 2)
-    ballast, flow = fill(small_disk), run.running["flow"]
+    ballast, flow = fill(disk), run.running["flow"]
     assert flow.wait() == 1, flow.output
     assert "No space left on device" in flow.output
     assert "forge resume tiny" in flow.output

@@ -4,9 +4,8 @@ made with the commands for it."""
 from __future__ import annotations
 
 import os
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -81,28 +80,19 @@ def test_a_full_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("mounting a small file system needs root and the right to mount")
-    yield folder
-    deadline = time.monotonic() + 10
-    while subprocess.run(["umount", str(folder)], capture_output=True).returncode and time.monotonic() < deadline:
-        time.sleep(0.1)
+def disk(small_disk: Callable[[int], Path]) -> Path:
+    return small_disk(16)
 
 
 @pytest.mark.server
-def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk(disk: Path, tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.write_bytes(bytes(20 * 2**20))
-    store = open_store(str(small_disk / "store"))
+    store = open_store(str(disk / "store"))
     taken = fill(store, 1_000_000)
     assert len(taken) >= 14
     check_full(store, taken, large)
-    assert list((small_disk / "store/.tmp").iterdir()) == []
+    assert list((disk / "store/.tmp").iterdir()) == []
     for prefix in taken[:8]:
         for key in store.list(prefix):
             store.delete(key)
@@ -110,8 +100,8 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.server
-def test_room_is_made_on_a_full_disk_with_gc_and_rm(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = open_store(str(small_disk / "store"))
+def test_room_is_made_on_a_full_disk_with_gc_and_rm(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(str(disk / "store"))
     settings = {"run": {"id": RUN}, "steps": 9, "weights": {"keep": 1}, "max_staleness": 0, "gc": {"grace": 0}}
     create_run(store, load_config({**settings, "rewards": {"functions": [{"path": "exact_match"}]}}))
     ledger = committed(store, 4)
@@ -129,8 +119,8 @@ def test_room_is_made_on_a_full_disk_with_gc_and_rm(small_disk: Path, monkeypatc
 
 
 @pytest.mark.server
-def test_a_collection_that_finds_no_room_for_its_tombstones_deletes_what_is_due(small_disk: Path) -> None:
-    store = open_store(str(small_disk / "store"))
+def test_a_collection_that_finds_no_room_for_its_tombstones_deletes_what_is_due(disk: Path) -> None:
+    store = open_store(str(disk / "store"))
     settings = {"run": {"id": RUN}, "steps": 9, "weights": {"keep": 1}, "max_staleness": 0, "gc": {"grace": 0.5}}
     create_run(store, load_config({**settings, "rewards": {"functions": [{"path": "exact_match"}]}}))
     ledger = committed(store, 3)
