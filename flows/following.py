@@ -21,10 +21,12 @@ def print_files(files: list[Path]) -> None:
 def follow(files: Callable[[], list[Path]]) -> None:
     """Print ``files()``, then what is added to them and to new ones, until interrupted. A file that got shorter was
     rotated: it is printed from its beginning."""
-    first = files()
-    print_files(first)
-    printed = {path: path.stat().st_size for path in first}
-    last = first[-1] if first else None
+    printed: dict[Path, int] = {}  # bytes that were read: what is added while they are printed comes next
+    last = None
+    for last in files():
+        _name(last)
+        sys.stdout.write(_added(last, printed))
+    sys.stdout.flush()
     while True:
         for path in [path for path in files() if path.suffix == ".log"]:
             added = _added(path, printed)

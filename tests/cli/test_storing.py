@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from flows.following import follow
 from forge_core.config import load_config
 from forge_core.logs import engine_logs, run_logs
 from forge_core.runs.record import Parent, create_run
@@ -206,12 +209,36 @@ def test_logs_are_chosen_by_role(forge: Forge) -> None:
     assert "the machine that worked on it" in forge("logs", "second").err
 
 
+def test_a_line_that_is_written_while_the_lines_before_it_are_printed_is_followed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "vllm-0.log"
+    log.write_text("one\n")
+    printed: list[str] = []
+
+    class Terminal(io.StringIO):
+        def write(self, text: str) -> int:
+            printed.append(text)
+            if text == "one\n":
+                with log.open("a") as file:
+                    file.write("two\n")
+            return len(text)
+
+    looks = iter([[log]] * 3)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    with pytest.raises(StopIteration):
+        follow(lambda: next(looks))
+    assert [text for text in printed if text in ("one\n", "two\n")] == ["one\n", "two\n"]
+
+
 def test_logs_are_followed_through_a_rotation_until_ctrl_c(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORGE_HOME", str(folder / "home"))
     log = engine_logs("first", "generator") / "vllm-0.log"
     log.write_text("one\n")
     command = [str(FORGE), "logs", "first", "--role", "generator", "--follow"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_ctrl_c
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == f"==> {log} <==\n"
     assert process.stdout.readline() == "one\n"
@@ -228,3 +255,8 @@ def test_logs_are_followed_through_a_rotation_until_ctrl_c(folder: Path, monkeyp
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
     assert process.returncode == 130
+
+
+def _heed_ctrl_c() -> None:
+    """A shell that runs tests in the background has them ignore it, and what they start inherits that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
