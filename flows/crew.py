@@ -25,11 +25,11 @@ from typing import Any
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Crashed, State
 
+from flows.flow_runs import begin, ended, unfinished
 from flows.role_session import BEATS, REFUSED, SUPERSEDED
 from flows.stopping import CANCELLED, SIGTERM, STOP, request_stop
 from forge_core.runs.context import RunContext
@@ -117,14 +117,13 @@ class Crew:
             for member in self._members:
                 self._refresh(client, member)
         runs = (member.flow_run for member in self._members)
-        return [run for run in runs if run is not None and not _ended(run)]
+        return [run for run in runs if run is not None and not ended(run)]
 
     def _adopt(self, client: SyncPrefectClient) -> None:
         """Take over the roles of this run that an earlier coordinator started."""
         if self._adopted:
             return
-        wanted = FlowRunFilter.model_validate({"tags": {"all_": [_run_tag(self._ctx.run_id)]}})
-        alive = [run for run in client.read_flow_runs(flow_run_filter=wanted, limit=200) if not _ended(run)]
+        alive = unfinished(client, _run_tag(self._ctx.run_id))
         for member in self._members:
             member.flow_run = next((r for r in alive if _role_tag(member.role) in r.tags), None)
             if member.flow_run is not None:
@@ -139,7 +138,7 @@ class Crew:
         beat = read_heartbeat(self._ctx.store, self._ctx.run_id, member.name)
         if beat is not None and beat["made"] > member.made:
             member.made, member.restarts = beat["made"], 0
-        if not _ended(member.flow_run):
+        if not ended(member.flow_run):
             if (given_up := self._given_up(member, beat)) is not None:
                 self._replace(client, member, given_up.message or "", given_up)
         elif (why := self._ended_why(member)) is not None:
@@ -171,7 +170,7 @@ class Crew:
 
     def _others(self, member: Member) -> bool:
         return any(
-            other is not member and other.role == member.role and other.flow_run and not _ended(other.flow_run)
+            other is not member and other.role == member.role and other.flow_run and not ended(other.flow_run)
             for other in self._members
         )
 
@@ -218,13 +217,10 @@ class Crew:
     def _start(self, client: SyncPrefectClient, member: Member) -> None:
         if time.monotonic() < member.not_before:
             return
-        deployment = client.read_deployment_by_name(f"{member.role}/role")
         name = f"{member.role}-{member.index}-{uuid.uuid4().hex[:6]}"
-        member.flow_run = client.create_flow_run_from_deployment(
-            deployment.id,
-            parameters={"run_id": self._ctx.run_id, "store": self._ctx.store.uri, "name": name},
-            tags=[_run_tag(self._ctx.run_id), _role_tag(member.role)],
-        )
+        parameters = {"run_id": self._ctx.run_id, "store": self._ctx.store.uri, "name": name}
+        tags = (_run_tag(self._ctx.run_id), _role_tag(member.role))
+        member.flow_run = begin(client, f"{member.role}/role", parameters, *tags)
         member.name = name
 
 
@@ -234,10 +230,6 @@ def _run_tag(run_id: str) -> str:
 
 def _role_tag(role: str) -> str:
     return f"role:{role}"
-
-
-def _ended(run: FlowRun) -> bool:
-    return run.state is not None and run.state.is_final()
 
 
 def _cancel(run: FlowRun, reason: str) -> None:

@@ -12,9 +12,9 @@ import logging
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 
+from flows.flow_runs import begin, ended, unfinished
 from forge_core.config import RunConfig
 from forge_core.evaluation.evaluating import evaluation_prefix
 from forge_core.evaluation.policies import Policy
@@ -42,7 +42,7 @@ def evaluated_elsewhere(store: Store, config: RunConfig, policy: Policy, stop: S
                 )
         except (httpx.HTTPError, OSError) as outage:
             log.warning("the evaluation of %s cannot be looked after now: %s", policy.name, outage)
-        if flow_run and flow_run.state and flow_run.state.is_final() and not store.published(prefix):
+        if flow_run and flow_run.state and ended(flow_run) and not store.published(prefix):
             raise EvaluationLost(
                 f"flow run {flow_run.name} of {DEPLOYMENT} ended ({flow_run.state.name}: {flow_run.state.message}) "
                 f"without the evaluation of {policy.name}, {prefix}: its worker must see the same data and rewards"
@@ -55,10 +55,7 @@ def evaluated_elsewhere(store: Store, config: RunConfig, policy: Policy, stop: S
 def _begun(client: SyncPrefectClient, store: Store, config: RunConfig, policy: Policy, prefix: str) -> FlowRun:
     """The flow run of this evaluation that has not ended, or a new one."""
     tag = f"evaluation:{prefix.split('/')[1][:12]}"
-    wanted = FlowRunFilter.model_validate({"tags": {"all_": [tag]}})
-    for run in client.read_flow_runs(flow_run_filter=wanted, limit=200):
-        if run.state and not run.state.is_final():
-            return run
-    deployment = client.read_deployment_by_name(DEPLOYMENT)
+    if begun := unfinished(client, tag):
+        return begun[0]
     parameters = {"model": str(policy.version), "config": config.model_dump(mode="json"), "store": store.uri}
-    return client.create_flow_run_from_deployment(deployment.id, parameters=parameters, tags=[tag])
+    return begin(client, DEPLOYMENT, parameters, tag)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from prefect import runtime
-from prefect.states import Cancelled, Completed, State
 
 from flows.artifacts import RunArtifacts
 from flows.restarting import flow_run_id, started_before
@@ -84,6 +83,8 @@ class RedoSession(Session):
 class RescoreSession(RedoSession):
     """Batches that are graded take the place of training steps."""
 
+    done = "batches graded again"
+
     def __init__(self, store: Store, record: RunRecord) -> None:
         super().__init__(store, record)
         self.window.last = "rescore"
@@ -98,11 +99,6 @@ class RescoreSession(RedoSession):
 
     def _entries(self) -> list[dict[str, Any]]:
         return rescored_entries(self._context.store, self.run.run_id)
-
-    def _final_state(self, error: BaseException | None) -> State[Any]:
-        if error is not None:
-            return Cancelled(message=f"{error}; go on with: forge resume {self.run.run_id}")
-        return Completed(message=f"{self.config.steps} batches graded again")
 
     def _show_result(self) -> None:
         entries = self._entries()

@@ -85,6 +85,8 @@ def resumed_session(
 class Session:
     """Context manager around a run's work; ``outcome`` is the flow's final state."""
 
+    done = "training steps committed"  # what was done ``steps`` times
+
     def __init__(self, store: Store, record: RunRecord) -> None:
         self.run = RunRef(record.run_id, store.uri)
         self.config = record.config
@@ -138,7 +140,7 @@ class Session:
     def _final_state(self, error: BaseException | None) -> State[Any]:
         if error is not None:
             return Cancelled(message=f"{error}; go on with: forge resume {self.run.run_id}")
-        return Completed(message=f"{self.config.steps} training steps committed")
+        return Completed(message=f"{self.config.steps} {self.done}")
 
     def _report_unfinished(self, names: list[str]) -> None:
         if names:
