@@ -72,5 +72,6 @@ lint: setup  ## style and types
 
 system-deps:  ## Debian packages that set-up and the tests need, where they are missing (as root)
 	@$(PYTHON) -c 'import venv, ensurepip' || $(call debian-package,python3-venv)
+	@command -v bwrap >/dev/null || $(call debian-package,bubblewrap)
 	@command -v chromium >/dev/null || $(call debian-package,chromium)
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || $(call debian-package,postgresql)
