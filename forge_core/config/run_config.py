@@ -15,9 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from forge_core.config.loss_sections import GRPOLossSection, LossSection
+from forge_core.config.optimizer_section import Dtype, OptimizerSection
 from forge_core.config.section import Fraction, Positive, Section
-
-Dtype = Literal["float32", "bfloat16"]
 
 
 class RunSection(Section):
@@ -72,7 +71,7 @@ class DatasetSection(Section):
     shuffle: bool = Field(True, description="Visit prompts in a new seeded order each epoch.")
 
 
-class TrainingSection(Section):
+class TrainingSection(OptimizerSection):
     batch_size: Positive = Field(
         64,
         description="Episodes per accumulation step; an optimizer step consumes batch_size x "
@@ -81,25 +80,8 @@ class TrainingSection(Section):
     gradient_accumulation_steps: Positive = Field(1, description="Accumulation steps per optimizer step.")
     sync_interval: Positive = Field(1, description="Optimizer steps per training step (weights are published once).")
     epochs_per_batch: Positive = Field(1, description="Passes over the episodes of an optimizer step.")
-    learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate of AdamW.")
-    warmup_steps: int = Field(0, ge=0, description="Optimizer steps of linear warm-up.")
-    lr_decay: Literal["constant", "linear", "cosine"] = Field("constant", description="Schedule after the warm-up.")
-    lr_min_ratio: Fraction = Field(0.0, description="Final learning rate as a share of the peak (linear, cosine).")
-    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay of AdamW.")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="Moment decay rates of AdamW.")
-    eps: float = Field(1e-8, gt=0, description="AdamW epsilon.")
-    max_norm: float = Field(1.0, gt=0, description="Gradient clipping: largest total L2 norm.")
     seq_len: Positive = Field(2048, description="Longest prompt plus response, in tokens.")
-    token_budget: int | None = Field(
-        None, ge=1, description="Tokens of one packed micro-batch. Left out: the larger of seq_len and 16384."
-    )
-    dtype: Dtype = Field("float32", description="Compute type; master weights are float32.")
     entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
-    threads: int | None = Field(None, ge=1, description="CPU threads of the trainer. Left out: its share of the cores.")
-    activation_checkpointing: Literal["none", "selective", "full"] = Field(
-        "none", description="Activations computed again in the backward pass: none, those of cheap operations, or all."
-    )
-    compile: bool = Field(False, description="Compile the trainer's layers with torch.compile.")
 
 
 class GRPOSection(Section):
@@ -344,6 +326,11 @@ class RunConfig(Section):
     @property
     def groups_per_batch(self) -> int:
         return self.episodes_per_batch // self.grpo.n_samples
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Those of the whole run."""
+        return self.steps * self.training.sync_interval * self.training.epochs_per_batch
 
     @property
     def max_prompt_tokens(self) -> int:

@@ -210,8 +210,7 @@ def _store_that_dies(config: RunConfig) -> list[str]:
 
 
 def _schedule(config: RunConfig) -> list[str]:
-    training = config.training
-    steps = config.steps * training.sync_interval * training.epochs_per_batch
-    if training.warmup_steps <= steps:
+    warmup, steps = config.training.warmup_steps, config.optimizer_steps
+    if warmup <= steps:
         return []
-    return [f"training.warmup_steps is {training.warmup_steps}, more than the {steps} optimizer steps of the run"]
+    return [f"training.warmup_steps is {warmup}, more than the {steps} optimizer steps of the run"]

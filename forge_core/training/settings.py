@@ -69,7 +69,7 @@ class TrainerSettings:
             warmup_steps=t.warmup_steps,
             lr_decay=t.lr_decay,
             lr_min_ratio=t.lr_min_ratio,
-            total_steps=config.steps * t.sync_interval * t.epochs_per_batch,
+            total_steps=config.optimizer_steps,
             weight_decay=t.weight_decay,
             betas=t.betas,
             eps=t.eps,
