@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from forge_core.generation.vllm_settings import VLLMSettings
 from forge_core.models import probe
 from forge_core.models.errors import WeightsError
 from forge_core.stop import StopToken
+from forge_core.temporary import temporary_folder
 
 log = logging.getLogger("forge")
 MAX_RESTARTS = 3
@@ -159,8 +159,8 @@ class EnginePool:
         if not self.settings.on_cpu or not engine_weights.is_tied(folder):
             yield folder
             return
-        with tempfile.TemporaryDirectory(prefix="forge-engine-") as view:
-            yield engine_weights.untied_view(folder, Path(view) / "model")
+        with temporary_folder("engine") as view:
+            yield engine_weights.untied_view(folder, view / "model")
 
     def _swap(self, version: int, folder: Path) -> dict[str, float]:
         """Hand ``folder`` to every engine; seconds of each phase in the slowest one."""

@@ -8,7 +8,6 @@ processes may do it at once: the first ``init.json`` wins.
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from forge_core.models.probe import PROBE
 from forge_core.runs.context import RunContext
 from forge_core.runs.record import now
 from forge_core.store import digest, layout
+from forge_core.temporary import temporary_folder
 from forge_core.training.packing import PAD_ID, Sample, pack
 from forge_core.training.settings import TrainerSettings
 
@@ -46,8 +46,8 @@ def initialise(ctx: RunContext) -> dict[str, Any]:
 
 def _publish_version_zero(ctx: RunContext) -> None:
     started_at, started = now(), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="forge-init-") as scratch:
-        folder, metrics = initial_model(ctx, Path(scratch))
+    with temporary_folder("init") as temporary:
+        folder, metrics = initial_model(ctx, temporary)
         prefix = layout.weights(ctx.run_id, 0, ctx.attempt)
         files = {f.name: f for f in sorted(folder.iterdir()) if f.suffix in MODEL_FILES}
         if ctx.config.warm_start is None:  # a probe beside a model that this run did not train is of unknown weights

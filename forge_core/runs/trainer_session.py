@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from forge_core.runs.consumption import StepData, load_committed, optimizer_batc
 from forge_core.runs.rank_trainer import Trainer, build_trainer
 from forge_core.store import File, entry_digest, layout
 from forge_core.store.checkpoints import publish_checkpoint
+from forge_core.temporary import temporary_folder
 from forge_core.training.packing import Sample
 from forge_core.training.settings import TrainerSettings
 
@@ -177,9 +177,9 @@ class TrainerSession:
 
     def _accept_drift(self, version: int) -> None:
         """After an inexact replay: the parameters must be close to the published ones; the distance is recorded."""
-        with tempfile.TemporaryDirectory(prefix="forge-drift-") as folder:
-            self._loaded().push_weights(Path(folder))
-            self._drift = relative_distance(Path(folder), self._ctx.weights_dir(version))
+        with temporary_folder("drift") as folder:
+            self._loaded().push_weights(folder)
+            self._drift = relative_distance(folder, self._ctx.weights_dir(version))
         limit = self._ctx.config.resume.max_drift
         self._ctx.note(f"replayed parameters differ from version {version} by {self._drift:.2e} (relative)")
         if self._drift > limit:

@@ -9,8 +9,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +21,7 @@ from forge_core.data_model import ForwardBackwardResult, OptimStepResult
 from forge_core.observability.memory import SETTINGS, memory_guard, model_sizes
 from forge_core.stop import StopToken
 from forge_core.store import File, Store, folder_files
+from forge_core.temporary import temporary_folder
 from forge_core.training.packing import Sample
 from forge_core.training.settings import TrainerSettings
 from forge_core.training.trainer import Loss, TitanTrainer
@@ -80,10 +81,10 @@ class StoredTrainer(TitanTrainer):
         """Upload this rank's share of the current weights in HF format, below ``prefix``. Afterwards the files are in
         the folder ``kept``, if this host has it."""
         kept = kept if kept is not None and kept.is_dir() else None
-        with TemporaryDirectory(prefix="forge-weights-", dir=kept) as folder:
+        with _room(kept) as folder:
             with self._guard():
-                self.push_weights(Path(folder))
-            files = folder_files(Path(folder))
+                self.push_weights(folder)
+            files = folder_files(folder)
             uploaded = self.store.upload(prefix, files)
             if kept is not None:
                 for name, path in files.items():
@@ -92,9 +93,9 @@ class StoredTrainer(TitanTrainer):
 
     def upload_checkpoint(self, prefix: str, extra: dict[str, Any]) -> tuple[File, ...]:
         """Upload this rank's share of a checkpoint, below ``prefix``."""
-        with TemporaryDirectory(prefix="forge-checkpoint-") as folder:
-            self.save(Path(folder), extra)
-            return self.store.upload(prefix, folder_files(Path(folder)))
+        with temporary_folder("checkpoint") as folder:
+            self.save(folder, extra)
+            return self.store.upload(prefix, folder_files(folder))
 
     def load_checkpoint(self, prefix: str) -> dict[str, Any]:
         """Go back to the published checkpoint ``prefix`` and return its ``extra``."""
@@ -123,3 +124,14 @@ class StoredTrainer(TitanTrainer):
     def _release(self, prefix: str) -> None:
         if (lease := self._leases.pop(prefix, None)) is not None:
             lease.release()
+
+
+@contextmanager
+def _room(kept: Path | None) -> Iterator[Path]:
+    """A folder for files that go to ``kept``: inside it, since renaming works on one file system only."""
+    if kept is None:
+        with temporary_folder("weights") as folder:
+            yield folder
+        return
+    with TemporaryDirectory(prefix="share-", dir=kept) as inside:
+        yield Path(inside)

@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 from forge_core.stop import StopToken
 from forge_core.store.manifest import Manifest
 from forge_core.store.store import Store
+from forge_core.temporary import temporary_folder
 from forge_core.weights.host_cache import CacheError, HostCache, Lease, cache_root, object_size
 
 LEASES = 3
@@ -78,7 +78,7 @@ class Prefetcher:
         cache = self._cache(size)
         linked = self._store.folder is not None  # then adopting links what the store wrote
         in_cache = not linked and cache.make_room(size)
-        with cache.scratch() if in_cache else _temporary() as folder:
+        with cache.scratch() if in_cache else temporary_folder("weights") as folder:
             yield folder
 
     def close(self) -> None:
@@ -142,9 +142,3 @@ class _Stops:
 
     def wait(self, timeout: float) -> bool:
         return self.run.wait(timeout) or self.closed.is_set()
-
-
-@contextmanager
-def _temporary() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="forge-weights-") as folder:
-        yield Path(folder)

@@ -121,6 +121,7 @@ class Supervised:
         if server is not None:
             server.kill()
         elif kind in CHILDREN:
+            family = set(self._children(kind))
             self.child(kind).kill()
         else:
             self.running[kind].kill()
@@ -128,6 +129,9 @@ class Supervised:
         killed = time.monotonic()
         if server is not None:
             server.start()
+        elif kind in CHILDREN:  # what its process has of it may yet be stored: only another one's work counts
+            self.until(lambda _: bool(set(self._children(kind)) - family))
+            before = made(self.objects(), product)
         self.until(lambda _: made(self.objects(), product) > before)
         recovered = made(self.objects(), product) > before
         return Kill(kind, committed, lost_s, time.monotonic() - killed if recovered else None)
