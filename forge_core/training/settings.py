@@ -17,6 +17,18 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
+class LoraSettings:
+    """Adapters of rank ``rank``, scaled by ``alpha / rank``, beside the matrices ``targets`` (Hugging Face's names).
+    ``base``: what an exported adapter calls its base model."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    seed: int = 0
+    base: str | None = None
+
+
+@dataclass(frozen=True)
 class TrainerSettings:
     """AdamW with a warm-up and decay that count optimizer steps.
 
@@ -25,6 +37,7 @@ class TrainerSettings:
     divide by it); ``dtype`` the compute type (master weights are float32);
     ``weights_dtype`` and ``shard_bytes`` describe what ``push_weights`` writes. The degrees say how many ranks share
     the model: their product is the size of the trainer's process group. ``timeout_s``: how long a collective may take.
+    ``lora``: train adapters alone (None: all parameters).
     """
 
     learning_rate: float = 1e-6
@@ -49,6 +62,7 @@ class TrainerSettings:
     compile: bool = False
     float8: bool = False
     timeout_s: float = 300.0
+    lora: LoraSettings | None = None
 
     @property
     def ranks(self) -> int:
