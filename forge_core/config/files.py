@@ -26,8 +26,9 @@ def located(config: RunConfig, folder: Path | None = None) -> RunConfig:
         dataset["path"] = _located(dataset["path"], roots)
     if "path" in tree["loss"]:
         tree["loss"]["path"] = _located_object(tree["loss"]["path"], roots)
-    for function in tree["rewards"]["functions"]:
-        function["path"] = _located_object(function["path"], roots)
+    for function in [f for one in tree["rewards"]["functions"] for f in (one, *one.get("verifiers", ()))]:
+        if "path" in function:
+            function["path"] = _located_object(function["path"], roots)
     return RunConfig.model_validate(tree)
 
 

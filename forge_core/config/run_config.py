@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from forge_core.config.loss_sections import GRPOLossSection, LossSection
+from forge_core.config.reward_sections import RewardSection, all_rewards
 from forge_core.config.optimizer_section import Dtype, OptimizerSection
 from forge_core.config.section import Fraction, Positive, Section
 
@@ -162,22 +163,21 @@ class GeneratorSection(Section):
     )
 
 
-class RewardFunction(Section):
-    path: str = Field(
-        description="Built-in name (exact_match, last_integer, overlong, reasoning_gym), <module>:<name> or "
-        "<file.py>:<name>."
-    )
-    weight: float = Field(1.0, description="Factor of this component in the reward.")
-    options: dict[str, Any] = Field({}, description="Arguments of the reward class.")
-
-
 class RewardsSection(Section):
-    functions: list[RewardFunction] = Field([], description="Components; the reward is their weighted sum.")
-    timeout_s: float = Field(30.0, gt=0, description="Seconds for grading one episode, after which it is null.")
+    functions: list[RewardSection] = Field([], description="Components; the reward is their weighted sum.")
+    timeout_s: float = Field(30.0, gt=0, description="Seconds for one grade, after which the episode has no reward.")
     workers: int | None = Field(
-        None, ge=1, description="Grading processes. Left out: none for built-in rewards, else 1."
+        None,
+        ge=1,
+        description="Grading processes. Left out: as many as there are cores (16 at most), used when there is work for "
+        "them; none when only built-in rewards that cannot hang are used.",
     )
     max_error_share: Fraction = Field(0.5, description="A shard with a larger share of failed grades is an error.")
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of all rewards, those of the verifiers of an ensemble included."""
+        return [function.path for function in all_rewards(self.functions)]
 
 
 class ServiceSection(Section):

@@ -61,11 +61,11 @@ def _check_loss(config: RunConfig) -> None:
 def _check(config_json: str) -> tuple[str, ...]:
     config = RunConfig.model_validate_json(config_json)
     warnings = validate_for_training(config)
-    for function in config.rewards.functions:
-        resolve(function.path)
+    for path in config.rewards.paths:
+        resolve(path)
     _check_loss(config)
     assert config.dataset is not None
-    answer = any(needs_answer(f.path) for f in config.rewards.functions)
+    answer = any(needs_answer(path) for path in config.rewards.paths)
     check_dataset(config.dataset, seed=config.run.seed, needs_answer=answer)
     if config.warm_start is not None:
         check_dataset(config.warm_start.dataset, seed=config.run.seed, needs_answer=True, key="warm_start.dataset")

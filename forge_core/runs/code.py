@@ -30,7 +30,7 @@ def code_digests(config: RunConfig, flow: str = "grpo") -> dict[str, str]:
 def named_code(config: RunConfig, flow: str = "grpo") -> dict[str, tuple[str, str]]:
     """The code that a configuration names: what it is for -> the key that names it, and the path. ``flow``: of a kind
     of run that uses only a part of it."""
-    rewards = {f"reward {f.path}": ("rewards.functions", full_path(f.path)) for f in config.rewards.functions}
+    rewards = {f"reward {path}": ("rewards.functions", full_path(path)) for path in config.rewards.paths}
     loss = {f"loss {config.loss.path}": ("loss.path", config.loss.path)} if config.loss.name == "custom" else {}
     warm_start = config.warm_start.dataset if config.warm_start else None
     data = {

@@ -61,8 +61,8 @@ def rescore_of(
         raise ConfigError("rewards.functions: is empty: name at least one reward with --reward PATH")
     if not rewards:
         _check_code(record, config, "rescore", allow_code)
-    for function in config.rewards.functions:
-        resolve(function.path)
+    for path in config.rewards.paths:
+        resolve(path)
     steps = _batches(store, record)
     parent = Parent("rescore", run_id, 0, *_sampler(record, 0))
     return _finished(store, config, parent, {"steps": steps})
@@ -109,8 +109,8 @@ def retrain_of(
 def check_redo(config: RunConfig, parent: Parent) -> list[str]:
     """Warnings about a run with a parent on this machine; raises the error of the first part that may not start."""
     if parent.kind == "rescore":
-        for function in config.rewards.functions:
-            resolve(function.path)
+        for path in config.rewards.paths:
+            resolve(path)
         return []
     warnings = validate_for_training(sampling_nothing(config).model_copy(update={"generator": GeneratorSection()}))
     if config.loss.name == "custom":
