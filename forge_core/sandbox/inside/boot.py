@@ -1,0 +1,57 @@
+"""Runs in the sandbox before the code: lowers the limits for good, then becomes what runs the code.
+
+    python -c "... boot.main()" MODE LIMITS
+
+MODE is ``script``, ``answer`` or ``judge``; LIMITS is JSON, the name of a limit to its value. The code is
+``/tmp/main.py``. Standard library only, like everything in this folder: it is copied into the image.
+"""
+
+import _sitebuiltins
+import builtins
+import json
+import resource
+import sys
+
+CODE = "/tmp/main.py"
+
+
+def main():
+    mode, limits = sys.argv[1], json.loads(sys.argv[2])
+    for name, value in limits.items():
+        resource.setrlimit(getattr(resource, name), (value, value))
+    for name in ("exit", "quit"):  # python -S leaves them out
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    if mode == "script":
+        script()
+    else:
+        __import__(mode).main()
+
+
+def script():
+    """Run the code as ``python main.py`` would, with no frame of ours in its tracebacks."""
+    module = sys.modules["__main__"]
+    vars(module).pop("sys")
+    vars(module).pop("boot")
+    module.__file__ = CODE
+    sys.path.pop(0)
+    sys.argv[:] = [CODE]
+    try:
+        exec(compiled(), vars(module))
+    except SystemExit:
+        raise
+    except BaseException as error:
+        sys.excepthook(type(error), error.with_traceback(without_ours(error)), error.__traceback__)
+        sys.exit(1)
+
+
+def compiled():
+    with open(CODE, "rb") as file:
+        return compile(file.read(), CODE, "exec", dont_inherit=True)
+
+
+def without_ours(error):
+    """The traceback of ``error`` from the first frame of the code on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != CODE:
+        trace = trace.tb_next
+    return trace
