@@ -6,12 +6,14 @@ Invariant: the settings of a run are a pure function of its configuration, so a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from forge_core.training.packing import round_up
 
 if TYPE_CHECKING:
+    from forge_core.config.any_config import AnyConfig
     from forge_core.config.run_config import RunConfig
+    from forge_core.config.sft_config import LoraSection, SftConfig
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -75,30 +77,43 @@ class TrainerSettings:
 
     @classmethod
     def from_config(cls, config: RunConfig) -> TrainerSettings:
-        """The settings of a run."""
-        degrees = config.parallelism
-        t = config.training
-        return cls(
-            learning_rate=t.learning_rate,
-            warmup_steps=t.warmup_steps,
-            lr_decay=t.lr_decay,
-            lr_min_ratio=t.lr_min_ratio,
-            total_steps=config.optimizer_steps,
-            weight_decay=t.weight_decay,
-            betas=t.betas,
-            eps=t.eps,
-            max_norm=t.max_norm,
-            seq_len=t.seq_len,
-            token_budget=config.token_budget,
-            horizon=config.rollout.max_new_tokens,
-            dtype=t.dtype,
-            weights_dtype="bfloat16" if config.weights_dtype == "bfloat16" else "float32",
-            shard_bytes=config.weights.shard_bytes,
-            data_parallel=degrees.data_parallel_shard_degree,
-            tensor_parallel=degrees.tensor_parallel_degree,
-            pipeline_parallel=degrees.pipeline_parallel_degree,
-            activation_checkpointing=t.activation_checkpointing,
-            compile=t.compile,
-            float8=config.quantize.float8,
-            timeout_s=config.comm.timeout_s,
-        )
+        """The settings of a GRPO run."""
+        return cls(**_common(config), horizon=config.rollout.max_new_tokens)
+
+    @classmethod
+    def of_sft(cls, config: SftConfig) -> TrainerSettings:
+        """The settings of a supervised run."""
+        return cls(**_common(config), lora=None if config.lora is None else _lora(config, config.lora))
+
+
+def _lora(config: SftConfig, section: LoraSection) -> LoraSettings:
+    base = config.model if isinstance(config.model, str) else None
+    return LoraSettings(section.rank, section.alpha, tuple(section.targets), config.run.seed, base)
+
+
+def _common(config: AnyConfig) -> dict[str, Any]:
+    degrees = config.parallelism
+    t = config.training
+    return {
+        "learning_rate": t.learning_rate,
+        "warmup_steps": t.warmup_steps,
+        "lr_decay": t.lr_decay,
+        "lr_min_ratio": t.lr_min_ratio,
+        "total_steps": config.optimizer_steps,
+        "weight_decay": t.weight_decay,
+        "betas": t.betas,
+        "eps": t.eps,
+        "max_norm": t.max_norm,
+        "seq_len": t.seq_len,
+        "token_budget": config.token_budget,
+        "dtype": t.dtype,
+        "weights_dtype": "bfloat16" if config.weights_dtype == "bfloat16" else "float32",
+        "shard_bytes": config.weights.shard_bytes,
+        "data_parallel": degrees.data_parallel_shard_degree,
+        "tensor_parallel": degrees.tensor_parallel_degree,
+        "pipeline_parallel": degrees.pipeline_parallel_degree,
+        "activation_checkpointing": t.activation_checkpointing,
+        "compile": t.compile,
+        "float8": config.quantize.float8,
+        "timeout_s": config.comm.timeout_s,
+    }
