@@ -41,7 +41,7 @@ def next_rows(cursor: Cursor, rows: Sequence[int], seed: int, shuffle: bool) -> 
 def _walk(cursor: Cursor, rows: Sequence[int], seed: int, shuffle: bool) -> Iterator[tuple[int, Cursor]]:
     epoch, index = cursor.epoch, cursor.index
     while True:
-        order = _permutation(len(rows), seed, epoch) if shuffle else range(len(rows))
+        order = permutation(len(rows), seed, epoch) if shuffle else range(len(rows))
         for position in range(index, len(rows)):
             last = position + 1 == len(rows)
             after = Cursor(epoch + 1, 0) if last else Cursor(epoch, position + 1)
@@ -50,7 +50,10 @@ def _walk(cursor: Cursor, rows: Sequence[int], seed: int, shuffle: bool) -> Iter
 
 
 @lru_cache(maxsize=4)
-def _permutation(length: int, seed: int, epoch: int) -> np.ndarray:
-    """Ranks of raw Philox numbers: unlike ``Generator.permutation``, the raw stream is fixed for all NumPy releases."""
+def permutation(length: int, seed: int, epoch: int | str) -> np.ndarray:
+    """An order of ``length`` things that seed and epoch decide. Nobody may change the array.
+
+    Ranks of raw Philox numbers: unlike ``Generator.permutation``, the raw stream is fixed for all NumPy releases.
+    """
     key = hashlib.sha256(f"order:{seed}:{epoch}".encode()).digest()[:16]
     return np.argsort(np.random.Philox(key=int.from_bytes(key, "big")).random_raw(length), kind="stable")

@@ -107,7 +107,7 @@ def load_prompts(section: DatasetSection, *, seed: int, needs_answer: bool = Fal
     compares with the ground truth, so there must be one. ``key`` is the section's name in errors.
     """
     _check_template(section, key)
-    source = _open(section, seed, section.size, key)
+    source = open_rows(section, seed, section.size, key)
     if not source.rows:
         raise DataError(f"{key}.path: {section.path} has no rows (split {section.split}): give it at least one prompt")
     return PromptSet(source, section, _layout(section, source.columns, needs_answer, key), key)
@@ -153,7 +153,8 @@ def split_holdout(prompts: PromptSet, share: float) -> tuple[list[int], list[int
     return sides
 
 
-def _open(section: DatasetSection, seed: int, limit: int | None, key: str) -> Source:
+def open_rows(section: DatasetSection, seed: int, limit: int | None, key: str) -> Source:
+    """The rows of ``section``, at most ``limit``, whatever they mean. Raises DataError."""
     path, options = section.path, section.options
     if path.startswith("reasoning_gym://"):
         return reasoning_gym_rows(path.removeprefix("reasoning_gym://"), options, limit, seed, key)
