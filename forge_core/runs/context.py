@@ -89,11 +89,8 @@ class RunContext:
         self.background = BestEffort(limit_s=120.0, name="background")
         w = self.config.weights
         self.weights = Prefetcher(store, self._weights_manifest, w.fetchers, enabled=w.prefetch, stop=self.stop)
-        # A batch that may be refilled is not generated before its refill has ended, which counts as one more shard.
         self.role = role
         self.evaluate_candidate: Callable[[RunContext, int], Any] | None = None
-        shards = shard_count(record.config) + record.config.filters.dynamic_sampling
-        self.rollouts = ShardTracker(shards) if role is None else Untracked()
         self._plans: dict[int, dict[str, Any]] = {}
         self._lock = threading.RLock()  # of plans
         self._generator: Generator | None = None
@@ -139,6 +136,13 @@ class RunContext:
         return render(prompt, self.tokenizer, section.chat_template if section else None)
 
     # Plans --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def rollouts(self) -> ShardTracker | Untracked:
+        """Which shards this process has sampled."""
+        # A batch that may be refilled is not generated before its refill has ended, which counts as one more shard.
+        shards = shard_count(self.config) + self.config.filters.dynamic_sampling
+        return ShardTracker(shards) if self.role is None else Untracked()
 
     @cached_property
     def planner(self) -> Planner:

@@ -15,11 +15,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from forge_core.config import ConfigError, RunConfig, diff
+from forge_core.config.any_config import AnyConfig
+from forge_core.config.sft_config import SftConfig
 from forge_core.runs.code import check_named_code, code_digests
-from forge_core.runs.formats import FORMAT_KEY, STORE_FORMAT, check_format, stored_config
+from forge_core.runs.formats import FORMAT_KEY, SFT, STORE_FORMAT, check_format, stored_config
 from forge_core.store import Ledger, Store, layout
 
 NOT_COMPARED = {  # where a run lies and who works on it, not what it is
@@ -31,6 +33,7 @@ PLANNED = (  # beginnings of the keys (and code) that a batch is planned, sample
     "eval.split", "eval.prompts", "generator.backend", "generator.sampling_params", "services.generator.num_replicas",
     "roles.generators",
 )  # fmt: skip
+C = TypeVar("C", RunConfig, SftConfig)
 RUN_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
@@ -57,7 +60,8 @@ class Parent:
 @dataclass(frozen=True)
 class RunRecord:
     """``run.json`` with the changes allowed since: ``changes`` counts them, ``original`` is the first configuration.
-    ``code_checked``: the code that the configuration names may be imported."""
+    ``code_checked``: the code that the configuration names may be imported. The configurations of a supervised run
+    (``flow`` is ``sft``) are ``SftConfig``s: what needs a GRPO run asks ``refuse_generation`` first."""
 
     run_id: str
     config: RunConfig
@@ -70,11 +74,16 @@ class RunRecord:
 
     @property
     def flow(self) -> str:
-        return self.parent.kind if self.parent else "grpo"
+        return self.parent.kind if self.parent else flow_of(self.config)
 
     def sampled_batch(self, batch: int) -> int:
         """The batch that the episodes of ``batch`` were sampled for, by the run whose versions they name."""
         return batch + self.parent.sampled_batch if self.parent else batch
+
+
+def flow_of(config: AnyConfig) -> str:
+    """The flow that trains with ``config``, where its run has no parent."""
+    return SFT if isinstance(config, SftConfig) else "grpo"
 
 
 def now() -> str:
@@ -87,12 +96,12 @@ def new_run_id(flow: str, at: datetime | None = None) -> str:
     return f"{flow}-{(at or datetime.now(UTC)).astimezone(UTC).strftime('%Y%m%d-%H%M%S-%f')[:-3]}"
 
 
-def with_new_id(config: RunConfig, flow: str, at: datetime | None = None) -> RunConfig:
+def with_new_id(config: C, flow: str, at: datetime | None = None) -> C:
     """``config`` with a new run id, whatever it had."""
     return config.model_copy(update={"run": config.run.model_copy(update={"id": new_run_id(flow, at)})})
 
 
-def check_new_run(store: Store, config: RunConfig) -> None:
+def check_new_run(store: Store, config: AnyConfig) -> None:
     """Raise ConfigError when the run's id is taken."""
     assert config.run.id is not None
     if store.exists(layout.run_json(config.run.id)):
@@ -110,7 +119,7 @@ def create_run(store: Store, config: RunConfig, parent: Parent | None = None, fl
     """Write ``run.json`` of a new run, which names the ``flow_run`` that made it. Raises ConfigError when the id is
     taken."""
     assert config.run.id is not None
-    code = code_digests(config, parent.kind if parent else "grpo")
+    code = code_digests(config, parent.kind if parent else flow_of(config))
     record = RunRecord(config.run.id, config, config, code, now(), 0, parent, code_checked=True)
     made_from = ({"parent": asdict(parent)} if parent else {}) | ({"flow_run": flow_run} if flow_run else {})
     body = {"run_id": record.run_id, "flow": record.flow, "created_at": record.created_at, **made_from, **_body(record)}
@@ -120,7 +129,12 @@ def create_run(store: Store, config: RunConfig, parent: Parent | None = None, fl
 
 
 def refuse_generation(record: RunRecord) -> None:
-    """Raise ConfigError for a run whose episodes are another's."""
+    """Raise ConfigError for a run that samples no episodes: a supervised one, or one that has another's."""
+    if record.flow == SFT:
+        raise ConfigError(
+            f"run {record.run_id!r} was made by `forge sft`: it has no episodes and no rewards; go on with it with "
+            f"`forge resume {record.run_id}`, or begin a GRPO run from it with model=run://{record.run_id}/VERSION"
+        )
     if record.parent:
         raise ConfigError(
             f"run {record.run_id!r} was made by `forge {record.parent.kind} {record.parent.run_id}`: its episodes are "
@@ -156,7 +170,7 @@ def load_run(store: Store, run_id: str) -> RunRecord:
         changes += 1
     for body in (first, newest):
         check_format(run_id, body)
-    config, original = (stored_config(run_id, body) for body in (newest, first))
+    config, original = (stored_config(run_id, body, first.get("flow", "grpo")) for body in (newest, first))
     parent = Parent(**first["parent"]) if "parent" in first else None
     return RunRecord(run_id, config, original, newest["code"], first["created_at"], changes, parent)
 

@@ -10,8 +10,8 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,15 +20,8 @@ from numpy.typing import NDArray
 from forge_core.algorithms.ops import Totals
 from forge_core.data_model import TextTrainBatch
 
-
-class Row(Protocol):
-    """A row as a loader gives it; every array is ``[seq_len]``."""
-
-    input_ids: NDArray[np.int32]
-    target_ids: NDArray[np.int32]
-    target_mask: NDArray[np.bool_]
-    positions: NDArray[np.int32]
-    document_ids: NDArray[np.int32]
+if TYPE_CHECKING:
+    from forge_core.data.loader import PackedRow
 
 
 @dataclass(frozen=True)
@@ -44,7 +37,7 @@ class PackedRows:
     documents: int
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> PackedRows:
+    def of(cls, rows: Sequence[PackedRow]) -> PackedRows:
         """The rows, in order."""
         counts = [int(row.document_ids.max(initial=-1)) + 1 for row in rows]
         starts = np.cumsum([0, *counts])
@@ -60,6 +53,15 @@ class PackedRows:
             document_ids=np.stack(numbered),
             documents=int(starts[-1]),
         )
+
+    def filled(self, multiple: int) -> PackedRows:
+        """With rows of padding at the end, so that ``multiple`` divides their number."""
+        missing = -len(self.input_ids) % multiple
+        fill = dict.fromkeys(("input_ids", "target_ids", "target_mask", "positions"), 0) | {"document_ids": -1}
+        longer: dict[str, Any] = {
+            n: np.pad(getattr(self, n), ((0, missing), (0, 0)), constant_values=v) for n, v in fill.items()
+        }
+        return replace(self, **longer)
 
     def __len__(self) -> int:
         return self.documents
