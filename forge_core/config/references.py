@@ -20,7 +20,9 @@ from forge_core.config.errors import ConfigError
 from forge_core.redaction import has_password, is_secret_name
 
 _PLACES = "options of rewards, loss and data sets"
-_OPTIONS = re.compile(r"(rewards\.functions\.\d+(\.verifiers\.\d+)?|loss|dataset(\.mixture\.\d+)*|warm_start\.dataset)\.options\..+")
+_OPTIONS = re.compile(
+    r"(rewards\.functions\.\d+(\.verifiers\.\d+)?|loss|dataset(\.mixture\.\d+)*|warm_start\.dataset)\.options\..+"
+)
 _SECRET_OPTION = re.compile(
     r"(^|_)(api_?key|secret(_key)?|access_key|private_key|password|passwd|passphrase|credentials?|"
     r"(auth|access|api|bearer|hf)_token)$",

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from forge_core.config.loss_sections import GRPOLossSection, LossSection
-from forge_core.config.reward_sections import RewardSection, all_rewards
 from forge_core.config.optimizer_section import Dtype, OptimizerSection
+from forge_core.config.reward_sections import RewardSection, all_rewards
 from forge_core.config.section import Fraction, Positive, Section
 
 

@@ -130,7 +130,8 @@ class RewardActor:
         self, items: Sequence[RewardItem], stop: StopToken | None
     ) -> tuple[dict[str, list[Grading]], dict[str, float]]:
         """The gradings of each function, and the metrics of the batched ones."""
-        columns, metrics = self._grade_here(items, stop), {}
+        columns = self._grade_here(items, stop)
+        metrics: dict[str, float] = {}
         if self._pool is not None:
             rows = self._pool.grade(items, stop)
             columns |= {spec.name: [row[place] for row in rows] for place, spec in enumerate(self._pooled)}
@@ -155,9 +156,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _specs(
-    functions: Sequence[RewardFunction | BuiltinReward], folder: Path | None, timeout_s: float
-) -> list[Spec]:
+def _specs(functions: Sequence[RewardFunction | BuiltinReward], folder: Path | None, timeout_s: float) -> list[Spec]:
     """Components with unique names: the part after the colon, numbered from the second use on. Their options hold the
     secrets that the configuration refers to."""
     names: list[str] = []
