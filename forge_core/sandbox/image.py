@@ -139,7 +139,8 @@ def _copy_libraries(folder: Path, programs: list[Path]) -> None:
 
 def _compile(folder: Path) -> None:
     """Bytecode of what has none: the sandbox could not keep it."""
-    argv = [sys.executable, "-I", "-m", "compileall", "-q", "-s", folder, "-p", "/", folder / "python", folder / "forge"]
+    programs = [folder / "python", folder / HARNESS[1:]]
+    argv = [sys.executable, "-I", "-m", "compileall", "-q", "-s", str(folder), "-p", "/", *map(str, programs)]
     subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)  # some files are no Python
 
 

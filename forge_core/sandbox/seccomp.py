@@ -3,7 +3,7 @@
 Guarantees:
 - No new namespace, no mount, no tracing of other processes, and none of the calls through which kernels have been
   broken most often (io_uring, bpf, perf events, userfaultfd, keyrings).
-- Sockets are of the Unix family only. Namespaces do not shut off every family: a virtual machine's vsock is one for all.
+- Sockets are of the Unix family only. Namespaces do not shut off every family: a virtual machine's vsock is for all.
 - No memory that the limits do not see: memfd, System V shared memory, messages and semaphores.
 - A denied call fails with EPERM; ``clone3`` with ENOSYS, so that C libraries fall back to ``clone``, whose flags a
   filter can read.
