@@ -45,6 +45,7 @@ COMMANDS = {  # name -> module of this package, and its function
     "rollback": "registry:rollback",
     "runs": "inspection:runs",
     "server": "deploying:server",
+    "sft": "sft:sft",
     "slurm": "slurm:slurm",
     "stop": "inspection:stop",
     "train": "running:train",

@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from forge_core.config import ConfigError, RunConfig, diff
 from forge_core.config.any_config import AnyConfig
@@ -115,12 +115,13 @@ def _taken(store: Store, run_id: str) -> ConfigError:
     )
 
 
-def create_run(store: Store, config: RunConfig, parent: Parent | None = None, flow_run: str | None = None) -> RunRecord:
+def create_run(store: Store, config: AnyConfig, parent: Parent | None = None, flow_run: str | None = None) -> RunRecord:
     """Write ``run.json`` of a new run, which names the ``flow_run`` that made it. Raises ConfigError when the id is
     taken."""
     assert config.run.id is not None
     code = code_digests(config, parent.kind if parent else flow_of(config))
-    record = RunRecord(config.run.id, config, config, code, now(), 0, parent, code_checked=True)
+    stated = cast(RunConfig, config)
+    record = RunRecord(config.run.id, stated, stated, code, now(), 0, parent, code_checked=True)
     made_from = ({"parent": asdict(parent)} if parent else {}) | ({"flow_run": flow_run} if flow_run else {})
     body = {"run_id": record.run_id, "flow": record.flow, "created_at": record.created_at, **made_from, **_body(record)}
     if not store.put_new_json(layout.run_json(record.run_id), body):
@@ -142,7 +143,7 @@ def refuse_generation(record: RunRecord) -> None:
         )
 
 
-def check_stored_code(record: RunRecord, config: RunConfig | None = None, *, allow_change: bool = False) -> None:
+def check_stored_code(record: RunRecord, config: AnyConfig | None = None, *, allow_change: bool = False) -> None:
     """Raise ConfigError unless the code that a stored run names may be imported. ``allow_change``: although it was
     changed since. ``config``: the one to go on with, whose own names are the user's."""
     changed = None if allow_change else record.code
@@ -176,7 +177,7 @@ def load_run(store: Store, run_id: str) -> RunRecord:
 
 
 def resume_check(
-    store: Store, record: RunRecord, config: RunConfig, allow_keys: Sequence[str] = (), allow_code: bool = False
+    store: Store, record: RunRecord, config: AnyConfig, allow_keys: Sequence[str] = (), allow_code: bool = False
 ) -> tuple[list[str], dict[str, str]]:
     """What changed since the run started, and the digests of today's code.
 
@@ -216,13 +217,13 @@ def _allowed(key: str, allowed: Sequence[str]) -> bool:
 
 
 def resume_run(
-    store: Store, record: RunRecord, config: RunConfig, allow_keys: Sequence[str] = (), allow_code: bool = False
+    store: Store, record: RunRecord, config: AnyConfig, allow_keys: Sequence[str] = (), allow_code: bool = False
 ) -> RunRecord:
     """The record to go on with; an allowed change is stored beside ``run.json``. Raises ConfigError as above."""
     changed, code = resume_check(store, record, config, allow_keys, allow_code)
     if not changed:
         return replace(record, code_checked=True)
-    resumed = replace(record, config=config, code=code, changes=record.changes + 1, code_checked=True)
+    resumed = replace(record, config=cast(RunConfig, config), code=code, changes=record.changes + 1, code_checked=True)
     body = {**_body(resumed), "changed": changed, "changed_at": now()}
     if not store.put_new_json(layout.config_change(record.run_id, record.changes), body):
         raise ConfigError(f"run {record.run_id!r} was changed by another resume just now: try again")
