@@ -145,14 +145,14 @@ def _unsuited(columns: Sequence[str], format: str, mapped: Mapping[str, str], wh
 
 
 def _read_messages(values: Mapping[str, Any], where: str) -> list[Message]:
-    return _messages(values.get("messages") or values.get("conversations"), where)
+    return _messages(values["messages"] if "messages" in values else values["conversations"], where)
 
 
 def _read_alpaca(values: Mapping[str, Any], where: str) -> list[Message]:
     fields = {name: _text(values[name], f"{where}, {name}") for name in ("instruction", "output")}
     extra = values.get("input")
     template = ALPACA_WITH_INPUT if extra else ALPACA
-    prompt = template.replace("{instruction}", fields["instruction"]).replace("{input}", str(extra or ""))
+    prompt = template.format(instruction=fields["instruction"], input=extra)
     return [{"role": "user", "content": prompt}, {"role": "assistant", "content": fields["output"]}]
 
 

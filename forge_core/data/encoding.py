@@ -24,7 +24,6 @@ import numpy as np
 from forge_core.data.conversations import Example
 from forge_core.data.errors import DataError
 from forge_core.data.reply_spans import reply_spans
-from forge_core.models.scratch import check_encodable
 
 Fate = Literal["whole", "truncated", "too_long", "no_target"]
 Run = tuple[int, int]  # first token, and the one behind the last
@@ -114,7 +113,7 @@ class Encoder:
 
     def _by_spans(self, example: Example) -> tuple[list[int], list[Run]]:
         render = lambda messages: self._apply(Example(messages, example.tools), tokenize=False)
-        text, spans = reply_spans(render, self._opening, example.messages)
+        text, spans = reply_spans(render, lambda: self._opening, example.messages)
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         tokens, places = encoded["input_ids"], np.array(encoded["offset_mapping"]).reshape(-1, 2)
         return tokens, [self._run(tokens, places, span) for span in spans]
@@ -174,8 +173,16 @@ class Encoder:
             ) from error
 
     def _ids(self, text: str, special: bool = False) -> list[int]:
-        check_encodable(self.tokenizer, text, "dataset:")
+        if self._one_token_a_character:
+            from forge_core.models.scratch import check_encodable
+
+            check_encodable(self.tokenizer, text, "dataset:")
         return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    @cached_property
+    def _one_token_a_character(self) -> bool:
+        """Whether the tokenizer has no token for characters outside its vocabulary."""
+        return type(self.tokenizer.backend_tokenizer.model).__name__ == "WordLevel"
 
     @property
     def _uses_template(self) -> bool:

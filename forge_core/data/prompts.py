@@ -123,7 +123,7 @@ def check_dataset(section: DatasetSection, *, seed: int = 0, needs_answer: bool 
         return
     place = section.path.removeprefix("hf://")
     if "://" not in place and not Path(place).exists() and not is_pattern(place):
-        _refuse_missing_file(place, key)
+        refuse_missing_file(place, key)
         from forge_core.data.hub import check_hub
 
         columns = check_hub(place, section, key)
@@ -176,11 +176,11 @@ def open_rows(section: DatasetSection, seed: int, limit: int | None, key: str) -
     if local.is_dir() and any((local / name).exists() for name in ("state.json", "dataset_dict.json")):
         return hub.saved_rows(local, section, key)
     if not local.is_dir():
-        _refuse_missing_file(place, key)
+        refuse_missing_file(place, key)
     return hub.hub_rows(place, section, key)
 
 
-def _refuse_missing_file(place: str, key: str) -> None:
+def refuse_missing_file(place: str, key: str) -> None:
     """A path that can only be a file and is not there is not looked for on the hub."""
     from forge_core.data.hub import is_hub_id
 

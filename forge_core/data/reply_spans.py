@@ -22,12 +22,15 @@ Render = Callable[[list[dict[str, Any]]], str]
 _PRIVATE = range(0xE000, 0xF8FF)  # characters without a meaning of their own
 
 
-def reply_spans(render: Render, opening: str, messages: Sequence[dict[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
+def reply_spans(
+    render: Render, opening_of: Callable[[], str], messages: Sequence[dict[str, Any]]
+) -> tuple[str, list[tuple[int, int]]]:
     """The rendered text, and ``(start, end)`` of every reply in it. A reply that the template leaves out has none.
 
-    ``opening``: what the template adds to ask for a reply. Raises DataError.
+    ``opening_of``: gives what the template adds to ask for a reply. Raises DataError.
     """
     text = render(list(messages))
+    opening = opening_of()
     mark = next(chr(code) for code in _PRIVATE if chr(code) not in text)
     spans: list[tuple[int, int]] = []
     for index, message in enumerate(messages):

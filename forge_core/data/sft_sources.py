@@ -15,8 +15,8 @@ from typing import Any
 from forge_core.data.conversations import Converter, choose_converter
 from forge_core.data.documents import Documents, MixedDocuments, TableDocuments, check_not_empty
 from forge_core.data.errors import DataError
-from forge_core.data.hub import check_hub, is_hub_id, streamed_files, streamed_rows
-from forge_core.data.prompts import open_rows
+from forge_core.data.hub import check_hub, streamed_files, streamed_rows
+from forge_core.data.prompts import open_rows, refuse_missing_file
 from forge_core.data.sft_settings import SftDataConfig, SftSource
 from forge_core.data.sources import is_pattern, load_function, matching
 from forge_core.data.streamed import StreamedDocuments
@@ -88,11 +88,15 @@ def open_stream(source: SftSource, key: str) -> Any:
         if not files:
             raise DataError(f"{key}.path: no file matches {place!r} (looked from {Path.cwd()})")
         return streamed_files(files, source.section(), key)
+    if not Path(place).is_dir():
+        refuse_missing_file(place, key)
     return streamed_rows(place, source.section(), key)
 
 
 def _check(source: SftSource, system: str | None, key: str) -> None:
     path = str(source.path)
+    if source.streaming and "://" in path.removeprefix("hf://"):
+        open_stream(source, key)  # refuses it
     if path.startswith("python://"):
         load_function(path.removeprefix("python://"), source.options, 0, key)
         return
@@ -103,11 +107,12 @@ def _check(source: SftSource, system: str | None, key: str) -> None:
         check_not_empty(row is not None, key, path)
         _converter(source, list(row or {}), system, key)(0, row or {})
         return
-    if local or not is_hub_id(place):
+    if local or path.startswith("reasoning_gym://"):
         found = open_rows(source.section(), 0, 1, key)
         check_not_empty(len(found.rows), key, path)
         _converter(source, found.columns, system, key)(0, found.rows[0])
         return
+    refuse_missing_file(place, key)
     columns = check_hub(place, source.section(), key)
     if columns is not None:
         _converter(source, columns, system, key)

@@ -116,7 +116,8 @@ class StreamedDocuments:
     def _epoch(self) -> Iterator[Row]:
         """The rest of the epoch, shard by shard."""
         while True:
-            yield from self._iterator
+            for row in self._iterator:  # noqa: UP028  "yield from" would close the reader together with this block
+                yield row
             if self._shard + 1 == self._stream.num_shards:
                 return
             self._shard += 1
