@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError, field_validator
 
-from forge_core.config.section import Fraction, Positive, Section, kind
+from forge_core.config.section import Positive, Section, kind
 
 _NAME = "Which reward."
 _ANSWER = "The answer is metadata['answer'], the data set's answer column."
@@ -24,7 +24,10 @@ _COMMON = frozenset({"name", "path", "options", "weight", "timeout_s"})
 class AnyReward(Section):
     weight: float = Field(1.0, description="Factor of this component in the reward.")
     timeout_s: float | None = Field(
-        None, gt=0, description="Seconds for one grade of this reward. Left out: rewards.timeout_s."
+        None,
+        gt=0,
+        description="Seconds for one grade of this reward (one request to a judge, one batch of a reward model). Left "
+        "out: rewards.timeout_s.",
     )
 
 
@@ -91,7 +94,9 @@ class MathSection(BuiltinReward):
 
 class ThinkingSection(BuiltinReward):
     name: Literal["thinking"] = Field(description=_NAME)
-    partial_reward: float = Field(0.2, description="thinking: reward of a think tag without a thought in a whole block.")
+    partial_reward: float = Field(
+        0.2, description="thinking: reward of a think tag without a thought in a whole block."
+    )
     full_reward: float = Field(1.0, description="thinking: reward of a whole <think> block that is not empty.")
 
 
@@ -100,7 +105,7 @@ class FormatSection(BuiltinReward):
     tags: list[str] = Field(
         ["think", "answer"],
         min_length=1,
-        description="format: the completion is these blocks, once each and in this order, none empty, and nothing else.",
+        description="format: the completion is these blocks, once each, in this order, none empty, and nothing else.",
     )
 
 
@@ -136,6 +141,13 @@ class F1Section(BuiltinReward):
 
 class CodeSection(BuiltinReward):
     name: Literal["code"] = Field(description=_NAME)
+    tests: str = Field("tests", description="code: the column that holds a prompt's tests. Without it: the answer.")
+    partial_credit: bool = Field(True, description="code: the share of tests passed. false: 1 for all of them, else 0.")
+    test_timeout_s: float = Field(4.0, gt=0, description="code: seconds for one test.")
+    total_s: float = Field(
+        20.0, gt=0, description="code: seconds for all tests of a response; those not begun by then have failed."
+    )
+    memory_mb: int = Field(512, ge=64, description="code: memory of one test, in MiB.")
 
 
 class LLMJudgeSection(BuiltinReward):
@@ -148,11 +160,10 @@ class LLMJudgeSection(BuiltinReward):
     )
     max_score: Positive = Field(10, description="llm_judge: the judge gives 0 to this; the reward is the share of it.")
     api_key_env: str | None = Field(
-        None, description="llm_judge: the environment variable that holds the key. Left out: no key is sent."
+        None, description="llm_judge: name of the environment variable with the key. Left out: no key is sent."
     )
     concurrency: Positive = Field(16, description="llm_judge: requests in flight at once, at most.")
     retries: int = Field(3, ge=0, description="llm_judge: further requests after one that failed, with back-off.")
-    request_timeout_s: float = Field(60.0, gt=0, description="llm_judge: seconds for one request.")
     max_tokens: Positive = Field(1024, description="llm_judge: longest reply, in tokens.")
     temperature: float = Field(0.0, ge=0, description="llm_judge: sampling temperature of the judge.")
     cost_per_million: tuple[float, float] = Field(
@@ -160,8 +171,8 @@ class LLMJudgeSection(BuiltinReward):
     )
     cache: str | None = Field(
         None,
-        description="llm_judge: where scores are kept, to be used again for the same request: a folder or an s3:// URI. "
-        "Left out: in this process only.",
+        description="llm_judge: where scores are kept for requests that come again: a folder or an s3:// URI. Left "
+        "out: in this process only.",
     )
 
 

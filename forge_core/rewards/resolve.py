@@ -1,8 +1,8 @@
 """From the path of a reward in a configuration to the function that grades.
 
 A built-in reward is a class whose options are its arguments, with ``grade(prompt, completion, metadata)``, or with
-``grade_many`` (``BatchReward``) where it grades many items at once. ``needs_answer``: it compares with the ground
-truth. ``can_hang``: it runs in a grading process, which can be killed.
+``grade_many`` (``BatchReward``) where it grades many items at once; then ``timeout_s`` is an argument too.
+``needs_answer``: it compares with the ground truth. ``can_hang``: it runs in a grading process, which can be killed.
 
 Guarantees:
 - A path is a built-in name, ``<module>:<name>`` or ``<file.py>:<name>``; nothing is evaluated.
@@ -113,17 +113,18 @@ def build(spec: Spec) -> Grade:
 
 
 def build_batch(spec: Spec) -> BatchReward:
-    """The built-in reward of ``spec``, which ``is_batch``."""
-    return _made(resolve(spec.path), spec)
+    """The built-in reward of ``spec``, which ``is_batch``: it keeps its timeout itself."""
+    return _made(partial(resolve(spec.path), timeout_s=spec.timeout_s), spec)
 
 
 def _made(found: Callable[..., Any], spec: Spec) -> Any:
     try:
         return found(**spec.options)
     except Exception as error:  # the constructor is the user's code
+        shown = {k: v for k, v in spec.options.items() if not k.endswith("_env")}  # there a key may stand by mistake
         raise RewardError(
             redact(
-                f"rewards.functions: making {spec.path} with the options {spec.options} failed: "
+                f"rewards.functions: making {spec.path} with the options {shown} failed: "
                 f"{type(error).__name__}: {error}"
             )
         ) from error
