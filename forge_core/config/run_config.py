@@ -46,6 +46,16 @@ class ScratchModel(Section):
     initializer_range: float = Field(0.05, gt=0, description="Standard deviation of the initial weights.")
 
 
+class CurriculumSection(Section):
+    column: str = Field(
+        description="Column (or dotted path into one) that states how hard a prompt is: a number, or text with one in "
+        "it, such as Level 3."
+    )
+    descending: bool = Field(False, description="Larger numbers are easier, as of a pass rate.")
+    levels: Positive = Field(10, description="Levels of difficulty, at most: of equal size, or one for each number.")
+    epochs: Positive = Field(1, description="Epochs that go from easy to hard; later ones visit prompts in any order.")
+
+
 class DatasetSection(Section):
     path: str = Field(
         description="Where prompts come from: a hub id (org/name or hf://org/name), a local JSONL, Parquet, CSV or "
@@ -70,6 +80,7 @@ class DatasetSection(Section):
     )
     size: int | None = Field(None, ge=1, description="Use only the first rows. Left out: all.")
     shuffle: bool = Field(True, description="Visit prompts in a new seeded order each epoch.")
+    curriculum: CurriculumSection | None = Field(None, description="Visit easy prompts first. Left out: in any order.")
 
 
 class TrainingSection(OptimizerSection):

@@ -79,6 +79,16 @@ class PromptSet(Sequence):
         """``prompt_id`` of every row, without making the prompts."""
         return [prompt_id(self._messages(number, row)[0]) for number, row in enumerate(self._source.rows)]
 
+    @property
+    def columns(self) -> list[str]:
+        return self._source.columns
+
+    def column(self, name: str) -> list[Any]:
+        """The value of a column, or of a dotted path into one, in every row. Raises DataError when there is none."""
+        if name not in self.columns and name.split(".")[0] not in self.columns:
+            raise DataError(f"{self._key}: there is no column {name!r}; the columns are {', '.join(self.columns)}")
+        return [value_at(row, name) for row in self._source.rows]
+
     def _messages(self, number: int, row: Mapping[str, Any]) -> tuple[list[Message], str | None]:
         """Messages of a row, and the reply when they end with one."""
         value = value_at(row, self._layout.prompt)
@@ -131,7 +141,10 @@ def check_dataset(section: DatasetSection, *, seed: int = 0, needs_answer: bool 
             _layout(section, columns, needs_answer, key)
         return
     one_row = section.model_copy(update={"size": 1})
-    load_prompts(one_row, seed=seed, needs_answer=needs_answer, key=key)[0]
+    prompts = load_prompts(one_row, seed=seed, needs_answer=needs_answer, key=key)
+    prompts[0]  # raises where the row holds no prompt
+    if section.curriculum is not None:
+        prompts.column(section.curriculum.column)
 
 
 def prompt_id(messages: Sequence[Message]) -> str:

@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from forge_core.data.curriculum import curriculum_of
 from forge_core.data.cursor import Cursor
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, render, split_holdout
 from forge_core.devices import Placement, alone, place, sampling_nothing, visible_gpus
@@ -147,7 +148,9 @@ class RunContext:
     @cached_property
     def planner(self) -> Planner:
         encode = lambda row: self.encode(self.prompts[row])
-        return Planner(self.config, self.prompts, self.train_rows, encode)
+        section = self.config.dataset
+        curriculum = curriculum_of(self.prompts, self.train_rows, section.curriculum if section else None)
+        return Planner(self.config, self.prompts, self.train_rows, encode, curriculum)
 
     def plan(self, batch: int) -> dict[str, Any]:
         """The stored plan of ``batch`` (round 0), made now (in batch order) if nobody made it before."""

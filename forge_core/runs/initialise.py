@@ -16,6 +16,7 @@ from typing import Any
 from forge_core.algorithms.ops import Totals
 from forge_core.config import RunConfig
 from forge_core.config.run_config import ScratchModel, WarmStartSection
+from forge_core.data.curriculum import curriculum_of
 from forge_core.data.cursor import Cursor, next_rows
 from forge_core.data.prompts import PromptSet, load_prompts, render, split_holdout
 from forge_core.engine_thread import EngineThread
@@ -143,7 +144,8 @@ def _demonstration_batches(
     config: RunConfig, warm: WarmStartSection, demonstrations: PromptSet, rows: list[int], tokenizer: Any
 ) -> Iterator[list[Sample]]:
     """Batches of demonstrations; those on held-out prompts (by the same hash as the evaluation) are left out."""
-    order = next_rows(Cursor(0, 0), rows, config.run.seed, warm.dataset.shuffle)
+    curriculum = curriculum_of(demonstrations, rows, warm.dataset.curriculum, "warm_start.dataset")
+    order = next_rows(Cursor(0, 0), rows, config.run.seed, warm.dataset.shuffle, curriculum)
     for _ in range(warm.steps):
         yield [_demonstration(demonstrations, next(order)[0], warm, tokenizer) for _ in range(warm.batch_size)]
 
