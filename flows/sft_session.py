@@ -17,9 +17,9 @@ from forge_core.config.overrides import Overrides
 from forge_core.config.sft_config import SftConfig
 from forge_core.config.sft_loader import load_sft_config
 from forge_core.observability.sft_progress import COLUMNS, SftProgress, loss_curve_png, sft_table, sft_title
+from forge_core.runs.early_end import ends_early, validation_losses
 from forge_core.runs.record import RunRecord, create_run, load_run, resume_check, resume_run
 from forge_core.runs.sealing import seal
-from forge_core.runs.sft import ends_early, validation_losses
 from forge_core.runs.sft_checks import check_sft, with_stored_sft_model
 from forge_core.runs.sft_context import SftContext, sft_config
 from forge_core.runs.versions import best_version

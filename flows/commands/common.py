@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from forge_core.config import ConfigError, RunConfig, load_config, store_uri
+from forge_core.config.any_config import AnyConfig
 from forge_core.runs.record import RunRecord, load_run
 from forge_core.store import Ledger, Store, StoreError, open_store
 
@@ -19,7 +20,7 @@ UNLIMITED = 10_000  # columns: more than any table has
 
 
 def opened_store(
-    args: argparse.Namespace, config: RunConfig | None = None, *, quiet: bool = False, probe: bool = True
+    args: argparse.Namespace, config: AnyConfig | None = None, *, quiet: bool = False, probe: bool = True
 ) -> Store:
     """The store of this command, printed (on standard error, so that output stays readable by machines)."""
     store = open_store(store_uri(args.store, config), probe=probe)

@@ -10,17 +10,19 @@ from rich.table import Table
 
 from flows.commands.common import existing_store, loaded_config, show, stored_run
 from forge_core.config import ConfigError, config_warnings, store_uri, to_yaml
-from forge_core.runs.formats import UnreadableRun
+from forge_core.runs.formats import SFT, UnreadableRun
 from forge_core.runs.record import load_run
 from forge_core.runs.removal import run_ids
 from forge_core.runs.rescored import finished_batches, newest_metrics, rescored_entries
 from forge_core.store import Store, layout
 
+RUN_METRICS = ("reward/mean", "eval/reward/mean", "loss", "validation/loss")
+
 
 def runs(args: argparse.Namespace) -> int:
     """A line for each run of the store: steps, newest reward, when it started."""
     store = existing_store(args)
-    table = Table("run", "steps", "reward", "evaluation", "created", "made from")
+    table = Table("run", "steps", "reward", "evaluation", "loss", "validation", "created", "made from")
     names = [name for name in run_ids(store) if store.exists(layout.run_json(name))]
     for name in names:
         try:
@@ -29,7 +31,7 @@ def runs(args: argparse.Namespace) -> int:
             print(error, file=sys.stderr)
             continue
         metrics = newest_metrics(store, record)
-        shown = [f"{metrics[k]:.3f}" if k in metrics else "" for k in ("reward/mean", "eval/reward/mean")]
+        shown = [f"{metrics[name]:.3f}" if name in metrics else "" for name in RUN_METRICS]
         made_from = f"{record.flow} {record.parent.run_id}" if record.parent else ""
         steps = f"{finished_batches(store, record)} of {record.config.steps}"
         table.add_row(name, steps, *shown, record.created_at, made_from)
@@ -45,6 +47,11 @@ def ledger(args: argparse.Namespace) -> int:
     store, record, entries = stored_run(args)
     if record.flow == "rescore":
         return _rescored(store, record.run_id, as_json=args.json)
+    if record.flow == SFT and not args.json:
+        from forge_core.observability.sft_progress import sft_table
+
+        show(sft_table(entries.entries(), rows=None))
+        return 0
     if args.json:
         for entry in entries.entries():
             print(json.dumps(entry), flush=True)
@@ -110,9 +117,10 @@ def doctor(args: argparse.Namespace) -> int:
 def stop(args: argparse.Namespace) -> int:
     """Ask a run to stop; whoever works on it notices within seconds."""
     from flows.stopping import request_stop
+    from forge_core.runs.early_end import is_finished
 
-    store, record, ledger = stored_run(args)
-    if ledger.head() >= record.config.steps:
+    store, record, _ = stored_run(args)
+    if is_finished(store, record):
         print(f"{record.run_id} has finished: there is nothing to stop")
         return 0
     request_stop(store, record.run_id)

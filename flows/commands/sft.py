@@ -11,8 +11,8 @@ from flows.commands.common import opened_store
 from flows.commands.running import run_flow
 from forge_core.config.sft_config import SftConfig
 from forge_core.config.sft_loader import load_sft_config
+from forge_core.runs.early_end import ends_early, validation_losses
 from forge_core.runs.record import RunRecord, check_new_run, resume_check, with_new_id
-from forge_core.runs.sft import ends_early, validation_losses
 from forge_core.runs.sft_checks import check_sft, with_stored_sft_model
 from forge_core.runs.sft_context import sft_config
 from forge_core.runs.versions import best_version

@@ -55,12 +55,13 @@ COLUMNS: dict[str, Callable[[Entry], str]] = {
 }
 
 
-def sft_table(entries: Sequence[Entry], title: str | None = None) -> Table:
-    """First, last and evenly spaced training steps; ``packed`` is the share of positions that hold a token."""
+def sft_table(entries: Sequence[Entry], title: str | None = None, rows: int | None = ROWS) -> Table:
+    """First, last and evenly spaced training steps, ``rows`` of them (None: all); ``packed`` is the share of positions
+    that hold a token."""
     table = Table(title=title, title_justify="left")
     for column in COLUMNS:
         table.add_column(column, justify="right")
-    for entry in spread(entries, ROWS):
+    for entry in entries if rows is None else spread(entries, rows):
         table.add_row(*(cell(entry) for cell in COLUMNS.values()))
     return table
 

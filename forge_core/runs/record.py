@@ -129,13 +129,22 @@ def create_run(store: Store, config: AnyConfig, parent: Parent | None = None, fl
     return record
 
 
-def refuse_generation(record: RunRecord) -> None:
-    """Raise ConfigError for a run that samples no episodes: a supervised one, or one that has another's."""
+def refuse_supervised(record: RunRecord, remedy: str = "") -> None:
+    """Raise ConfigError for a run of ``forge sft``; ``remedy``: what to do, where that is not to resume it."""
     if record.flow == SFT:
         raise ConfigError(
-            f"run {record.run_id!r} was made by `forge sft`: it has no episodes and no rewards; go on with it with "
-            f"`forge resume {record.run_id}`, or begin a GRPO run from it with model=run://{record.run_id}/VERSION"
+            f"run {record.run_id!r} was made by `forge sft`: it has no episodes and no rewards: "
+            + (
+                remedy
+                or f"go on with it with `forge resume {record.run_id}`, or begin a GRPO run with one of its versions: "
+                f"model=run://{record.run_id}/VERSION"
+            )
         )
+
+
+def refuse_generation(record: RunRecord) -> None:
+    """Raise ConfigError for a run that samples no episodes: a supervised one, or one that has another's."""
+    refuse_supervised(record)
     if record.parent:
         raise ConfigError(
             f"run {record.run_id!r} was made by `forge {record.parent.kind} {record.parent.run_id}`: its episodes are "

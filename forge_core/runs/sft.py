@@ -4,24 +4,22 @@ Invariants:
 - As in ``training.py``: weights (and the adapter) are published first, then the ledger entry makes the version exist,
   only then, when due, comes the checkpoint.
 - The entry's cursor is where the data loader stands after the step: the next step takes what follows it.
-- Whether a run ends early is a function of its ledger alone, so a resumed run ends where an uninterrupted one does.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from forge_core.config.sft_config import SftConfig
-from forge_core.runs.record import RunRecord, now
+from forge_core.runs.record import now
 from forge_core.runs.sft_context import SftContext
 from forge_core.runs.sft_rows import Taken
 from forge_core.runs.sft_session import SftStep
 from forge_core.runs.trainer_session import Outcome
 from forge_core.runs.training import checkpoint_due, commit_step, ensure_checkpoint, publish_weights
 from forge_core.runs.versions import VALIDATION
-from forge_core.store import Ledger, Store, digest, layout
+from forge_core.store import digest, layout
 
 NO_EPISODES = {"plans": [], "shards": {"episodes": [], "rewards": [], "reference": []}, "training": "", "max_age": 0}
 
@@ -103,27 +101,3 @@ def _publish_adapter(ctx: SftContext, batch: int, outcome: Outcome) -> dict[str,
     if not ctx.store.published(prefix):
         ctx.store.publish_uploaded(prefix, ctx.trainer.upload_adapter(prefix), request=request)
     return {"adapter": prefix, "adapter_digest": ctx.store.open_published(prefix, request=request).manifest.content}
-
-
-def ends_early(config: SftConfig, losses: Iterable[float]) -> bool:
-    """Whether the newest ``validation.patience`` of the validation ``losses`` are not lower than the best before."""
-    if config.validation.patience is None:
-        return False
-    best, waited = float("inf"), 0
-    for loss in losses:
-        best, waited = (loss, 0) if loss < best - config.validation.min_delta else (best, waited + 1)
-    return waited >= config.validation.patience
-
-
-def validation_losses(entries: Iterable[Mapping[str, Any]]) -> list[float]:
-    """Those that the ledger's entries record."""
-    return [entry["metrics"][VALIDATION] for entry in entries if VALIDATION in entry["metrics"]]
-
-
-def is_finished(store: Store, record: RunRecord) -> bool:
-    """Whether a run has nothing left to do: all of its steps are taken, or a supervised one has ended early."""
-    ledger = Ledger(store, record.run_id)
-    if ledger.head() >= record.config.steps:
-        return True
-    config = record.config
-    return isinstance(config, SftConfig) and ends_early(config, validation_losses(ledger.entries()))
