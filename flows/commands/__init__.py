@@ -23,6 +23,7 @@ FAILURES = (ServerError,)  # errors that say what to do without a traceback
 COMMANDS = {  # name -> module of this package, and its function
     "config": "inspection:config",
     "convert": "models:convert",
+    "data": "data:data",
     "deploy": "deploying:deploy",
     "create": "running:create",
     "doctor": "inspection:doctor",

@@ -19,7 +19,7 @@ from tests.store.entries import RUN, committed
 
 COMMANDS = (
     "train", "create", "role", "resume", "slurm", "join", "stop", "try", "export", "new", "runs", "ledger",
-    "config", "doctor", "convert", "eval", "retrain", "models", "promote", "rollback", "rescore", "retrain-from",
+    "config", "data", "doctor", "convert", "eval", "retrain", "models", "promote", "rollback", "rescore", "retrain-from",
     "server", "deploy", "gc", "rm", "du", "logs",
 )  # fmt: skip
 LEDGER_KEYS = {
