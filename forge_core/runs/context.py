@@ -72,7 +72,9 @@ class RunContext:
     with news for a person. ``background`` does what must neither delay nor fail a step, such as deleting what nothing
     reaches. ``weights`` keeps the run's weights on this host. ``role``: the one that this process works for;
     None: for all of them. ``evaluate_candidate``: who evaluates the last version before its commit;
-    None: this process."""
+    None: this process. ``samples``: whether runs of this kind sample episodes of prompts."""
+
+    samples = True
 
     def __init__(
         self, store: Store, record: RunRecord, stop: StopToken | None = None, *, role: str | None = None

@@ -21,6 +21,8 @@ from forge_core.training.packed_rows import PackedRows
 class SftContext(RunContext):
     """``sft`` is the configuration."""
 
+    samples = False
+
     def __init__(self, store: Store, record: RunRecord, stop: StopToken | None = None) -> None:
         super().__init__(store, record, stop)
         self.sft = sft_config(record)

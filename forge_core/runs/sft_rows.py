@@ -34,7 +34,8 @@ class Taken:
 
 
 class RowSource:
-    """The training rows of a run. One thread at a time uses it."""
+    """The training rows of a run; one thread at a time uses it. Raises DataError when the data, or what decides how
+    they become rows, are not those of the run's first step."""
 
     def __init__(self, config: SftConfig, tokenizer: Any, ledger: Ledger, stop: StopToken) -> None:
         assert config.dataset is not None
@@ -44,11 +45,14 @@ class RowSource:
         )
         self._first = self._loader.state_dict()
         self._next: int | None = 0  # the training step that the loader stands before; None: in the middle of one
+        if ledger.head() > 0:  # before anything is replayed: are these the data that the run began with?
+            self._loader.load_state_dict(ledger.required(0)["cursor"])
+            self._next = 1
         self._taken: dict[int, Taken] = {}
 
     def step(self, batch: int) -> Iterator[PackedRows]:
         """The rows of each optimizer step of training step ``batch``, which has taken them when this ends. Raises
-        DataError when the data are not those that the run began with, and Stopped."""
+        DataError, Stopped."""
         self._seek(batch)
         self._next, parts = None, []
         for _ in range(self._config.training.sync_interval):
