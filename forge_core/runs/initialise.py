@@ -39,7 +39,7 @@ def initialise(ctx: RunContext) -> dict[str, Any]:
     Every process that works on the run calls this before it starts threads: see ``import_model_code``.
     """
     if ctx.ledger.init() is None:
-        for warning in duplicate_warnings(ctx.config, ctx.prompts) if ctx.config.dataset else ():
+        for warning in duplicate_warnings(ctx.config, ctx.prompts) if ctx.config.dataset and ctx.samples else ():
             ctx.note(f"warning: {warning}")
         _publish_version_zero(ctx)
     committed = ctx.ledger.init()

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from forge_core.config import ConfigError, RunConfig
 from forge_core.config.run_config import DatasetSection, ScratchModel
-from forge_core.data.duplicates import find_duplicates
 from forge_core.data.errors import DataError
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, split_holdout
 
@@ -49,8 +48,16 @@ def trained_and_evaluated(config: RunConfig, prompts: PromptSet) -> tuple[list[P
 
 
 def duplicate_warnings(config: RunConfig, prompts: PromptSet) -> list[str]:
-    """What a person should know of prompts that are there twice, or both trained on and evaluated."""
-    return find_duplicates(*trained_and_evaluated(config, prompts)).lines()
+    """What a person should know when a run begins: equal prompts, and those of ``eval.split`` that are trained on too.
+    ``forge data`` lists them, and near duplicates."""
+    ids = prompts.prompt_ids
+    found = {"rows repeat an earlier prompt": len(ids) - len(set(ids))}
+    if config.eval.split and config.eval.prompts:
+        evaluated = trained_and_evaluated(config, prompts)[1]
+        found[f"prompts of eval.split={config.eval.split} are trained on too"] = len(
+            {prompt.prompt_id for prompt in evaluated} & set(ids)
+        )
+    return [f"dataset.path: {count} {what}: forge data CONFIG lists them" for what, count in found.items() if count]
 
 
 def _first(dataset: DatasetSection, seed: int, key: str) -> list[Prompt]:
