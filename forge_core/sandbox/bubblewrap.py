@@ -71,7 +71,7 @@ def command(bwrap: str, image: Path, limits: Limits, status_fd: int, filter_fd: 
     return [
         bwrap,
         *(f"--unshare-{name}" for name in _NAMESPACES),
-        *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+        *("--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"),
         *("--uid", "1000", "--gid", "1000", "--hostname", "sandbox"),
         *("--json-status-fd", str(status_fd), "--seccomp", str(filter_fd)),
         *("--ro-bind", str(image), "/", "--proc", "/proc", *binds),

@@ -44,7 +44,7 @@ class Limits:
             "RLIMIT_CPU": cpu_s,
             "RLIMIT_FSIZE": self.file_mb * MIB,
             "RLIMIT_NOFILE": self.open_files,
-            "RLIMIT_NPROC": self.processes + 1,  # bubblewrap's own process 1 is one
+            "RLIMIT_NPROC": self.processes + 1,  # process 1 is ours
             "RLIMIT_CORE": 0,
             "RLIMIT_MEMLOCK": 0,
             "RLIMIT_MSGQUEUE": 0,

@@ -1,4 +1,4 @@
-"""Runs in the sandbox before the code: lowers the limits for good, then becomes what runs the code.
+"""Runs in the sandbox before the code: lowers the limits for good, then starts what runs the code, and ends with it.
 
     python -c "... boot.main()" MODE LIMITS
 
@@ -9,6 +9,7 @@ MODE is ``script``, ``answer`` or ``judge``; LIMITS is JSON, the name of a limit
 import _sitebuiltins
 import builtins
 import json
+import os
 import resource
 import sys
 
@@ -19,12 +20,24 @@ def main():
     mode, limits = sys.argv[1], json.loads(sys.argv[2])
     for name, value in limits.items():
         resource.setrlimit(getattr(resource, name), (value, value))
+    if program := os.fork():
+        end_with(program)
     for name in ("exit", "quit"):  # python -S leaves them out
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     if mode == "script":
         script()
     else:
         __import__(mode).main()
+
+
+def end_with(program):
+    """Be process 1: its end is the end of all others. bubblewrap has a process for this too, but leaves it to the
+    host's init to bury, which in a container is often nobody."""
+    pid = 0
+    while pid != program:
+        pid, status = os.wait()
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
 
 
 def script():
