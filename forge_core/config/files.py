@@ -27,6 +27,8 @@ def located(config: RunConfig, folder: Path | None = None) -> RunConfig:
     if "path" in tree["loss"]:
         tree["loss"]["path"] = _located_object(tree["loss"]["path"], roots)
     for function in [f for one in tree["rewards"]["functions"] for f in (one, *one.get("verifiers", ()))]:
+        if function["name"] == "reward_model":
+            function["model"] = located_path(function["model"], roots)
         if "path" in function:
             function["path"] = _located_object(function["path"], roots)
     return RunConfig.model_validate(tree)

@@ -229,7 +229,7 @@ class EnsembleSection(BuiltinReward):
 
     @property
     def members(self) -> list[RewardFunction | BuiltinReward]:
-        return [_VERIFIER.validate_python(verifier) for verifier in self.verifiers]
+        return [verifier_section(verifier) for verifier in self.verifiers]
 
 
 RewardSection = Annotated[
@@ -261,9 +261,14 @@ def all_rewards(functions: Iterable[RewardFunction | BuiltinReward]) -> Iterator
             yield from function.members
 
 
+def verifier_section(verifier: dict[str, Any]) -> RewardFunction | BuiltinReward:
+    """A reward as it is written below ``verifiers``: an ensemble is none. Raises ValidationError."""
+    return _VERIFIER.validate_python(verifier)
+
+
 def _verifier(number: int, verifier: dict[str, Any]) -> RewardFunction | BuiltinReward:
     try:
-        return _VERIFIER.validate_python(verifier)
+        return verifier_section(verifier)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"] if not str(part).startswith("<"))

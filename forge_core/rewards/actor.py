@@ -104,8 +104,8 @@ class RewardActor:
         for name, gradings in columns.items():
             metrics[f"{name}/seconds"] = sum(g.seconds for g in gradings)
             metrics[f"{name}/failed"] = float(sum(g.value is None for g in gradings))
-        weights = {spec.name: spec.weight for spec in self._specs} or {type(self).__name__: 1.0}
-        graded = [combine([(name, columns[name][i]) for name in weights], weights) for i in range(len(items))]
+        weights = {spec.name: spec.weight for spec in self._specs} or dict.fromkeys(self.names, 1.0)
+        graded = [combine([(name, columns[name][i]) for name in self.names], weights) for i in range(len(items))]
         return graded, {"grades_per_second": self.grades_per_second, **metrics}
 
     def evaluate_response(self, prompt: str, response: str, target: Any) -> tuple[dict[str, float], float]:
@@ -115,6 +115,11 @@ class RewardActor:
             raise RewardError(f"rewards: {graded.error}")
         means = [value for name, value in graded.components.items() if "/" not in name]
         return graded.components, sum(means) / len(means)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the components, in the order of the functions."""
+        return [spec.name for spec in self._specs] or [type(self).__name__]
 
     def close(self) -> None:
         """End the grading processes and what batched rewards hold, if there are any."""

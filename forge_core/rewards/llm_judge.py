@@ -59,6 +59,7 @@ class LLMJudge:
     """
 
     needs_answer = False
+    decide_nothing = frozenset({"api_key_env", "concurrency", "retries", "cost_per_million", "cache"})
 
     def __init__(
         self,
@@ -75,9 +76,7 @@ class LLMJudge:
         cache: str | None = None,
         timeout_s: float = 30.0,
     ):
-        if not re.match(r"https?://[^@]+$", base_url):
-            raise ValueError("base_url must be an http:// or https:// address without a password")
-        check_key_name(api_key_env)
+        self.check(base_url, api_key_env)
         self._rubric, self._max_score, self._prices, self._concurrency = (
             rubric,
             max_score,
@@ -99,6 +98,13 @@ class LLMJudge:
             retries=retries,
             timeout_s=timeout_s,
         )
+
+    @staticmethod
+    def check(base_url: str, api_key_env: str | None = None, **options: Any) -> None:
+        """Raise ValueError for an address that is none, or a key that cannot be had here. Nothing is asked."""
+        if not re.match(r"https?://[^@]+$", base_url):
+            raise ValueError("base_url must be an http:// or https:// address without a password")
+        check_key_name(api_key_env)
 
     def grade_many(
         self, items: Sequence[RewardItem], stop: StopToken | None = None

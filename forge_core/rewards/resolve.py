@@ -3,6 +3,8 @@
 A built-in reward is a class whose options are its arguments, with ``grade(prompt, completion, metadata)``, or with
 ``grade_many`` (``BatchReward``) where it grades many items at once; then ``timeout_s`` is an argument too.
 ``needs_answer``: it compares with the ground truth. ``can_hang``: it runs in a grading process, which can be killed.
+A class may have a static ``check(**options)``, where making it would load something large; ``decide_nothing``, options
+that change no grade; and a static ``identity(options)``, what decides its grades besides.
 
 Guarantees:
 - A path is a built-in name, ``<module>:<name>`` or ``<file.py>:<name>``; nothing is evaluated.
@@ -115,6 +117,12 @@ def build(spec: Spec) -> Grade:
 def build_batch(spec: Spec) -> BatchReward:
     """The built-in reward of ``spec``, which ``is_batch``: it keeps its timeout itself."""
     return _made(partial(resolve(spec.path), timeout_s=spec.timeout_s), spec)
+
+
+def check_built_in(spec: Spec) -> None:
+    """Raise RewardError for options of a built-in reward that cannot be, or that need what this machine lacks."""
+    found = resolve(spec.path)
+    _made(getattr(found, "check", found), spec)
 
 
 def _made(found: Callable[..., Any], spec: Spec) -> Any:

@@ -19,7 +19,8 @@ from forge_core.data.errors import DataError
 from forge_core.data.prompts import Prompt
 from forge_core.data_model import SCHEMA_VERSION, Completion, Episode
 from forge_core.rewards.actor import Graded, RewardItem
-from forge_core.rewards.resolve import RewardError, source_digest
+from forge_core.rewards.identity import reward_identity as identity_of
+from forge_core.rewards.resolve import RewardError
 from forge_core.runs.episodes import (
     EPISODES_FILE,
     REFERENCE_FILE,
@@ -151,8 +152,8 @@ def score_shard(ctx: RunContext, episodes: ShardRef) -> ShardRef:
     if not ctx.store.published(prefix):
         rows = read_episodes(ctx.store, episodes.prefix)
         started = time.monotonic()
-        graded = grade(ctx, rows)
-        provenance = {"seconds": time.monotonic() - started, "episodes": len(rows)}
+        graded, metrics = ctx.rewards.grade_with_metrics([reward_item(e) for e in rows], stop=ctx.stop)
+        provenance = {"seconds": time.monotonic() - started, "episodes": len(rows), "grading": metrics}
         _refuse_outage(ctx.config, prefix, graded)
         files = {REWARDS_FILE: rewards_bytes(rows, graded)}
         ctx.store.publish(prefix, files, request=request, provenance=provenance)
@@ -167,11 +168,8 @@ def _score_request(config: RunConfig, content: str) -> str:
 
 
 def reward_identity(config: RunConfig) -> list[dict[str, Any]]:
-    """What decides a grade: name, weight, options and source of each function; not the folder its file lies in."""
-    return [
-        {"name": f.path.rpartition(":")[2], "weight": f.weight, "options": f.options, "source": source_digest(f.path)}
-        for f in config.rewards.functions
-    ]
+    """What decides a grade (``forge_core.rewards.identity``)."""
+    return identity_of(config.rewards.functions)
 
 
 def grade(ctx: RunContext, episodes: list[Episode]) -> list[Graded]:

@@ -269,8 +269,8 @@ def test_without_a_key_none_is_sent(serve, judge):
 def test_a_key_that_is_missing_or_stands_in_the_configuration_is_refused_and_not_repeated(name: str, text: str):
     with pytest.raises((RewardError, ConfigError), match=text) as refused:
         RewardActor.from_config(config_with("http://127.0.0.1:1/v1", api_key_env=name).rewards)
+    options = {"base_url": "http://127.0.0.1:1/v1", "model": "m", "api_key_env": name}
     with pytest.raises(RewardError, match=text) as by_path:
-        options = {"base_url": "http://127.0.0.1:1/v1", "model": "m", "api_key_env": name}
         RewardActor([RewardFunction(path="llm_judge", options=options)])
     assert KEY not in str(refused.value) + str(by_path.value)
 

@@ -1,4 +1,4 @@
-"""The maths reward: recorded verdicts of math-verify, the original's tests, extraction, and what it cannot be fooled by."""
+"""The maths reward: recorded verdicts of math-verify, the original's tests, where an answer stands, hanging answers."""
 
 from __future__ import annotations
 
