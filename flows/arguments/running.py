@@ -46,6 +46,7 @@ def add_to(commands: Commands) -> None:
         "--json", action="store_true", help="one JSON object per committed batch"
     )
     check = add("config", "validate a configuration and print it in full", config=True, store=False, overridable=True)
+    check.add_argument("--sft", action="store_true", help="CONFIG is one of forge sft")
     check.add_argument("--estimate", action="store_true", help="print the memory of each role, and whether it fits")
     check.add_argument(
         "--gpu-memory", type=gibibytes, metavar="GIB", help="with --estimate: on GPUs of this size, as many as it takes"

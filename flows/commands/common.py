@@ -13,6 +13,8 @@ from rich.table import Table
 
 from forge_core.config import ConfigError, RunConfig, load_config, store_uri
 from forge_core.config.any_config import AnyConfig
+from forge_core.config.sft_config import SftConfig
+from forge_core.config.sft_loader import load_sft_config
 from forge_core.runs.record import RunRecord, load_run
 from forge_core.store import Ledger, Store, StoreError, open_store
 
@@ -64,6 +66,12 @@ def log_to_stderr() -> None:
 def loaded_config(args: argparse.Namespace) -> RunConfig:
     """CONFIG with its overrides; ``--store`` wins over the file."""
     config = load_config(args.config, args.overrides)
+    return config if getattr(args, "store", None) is None else config.model_copy(update={"store": args.store})
+
+
+def loaded_sft_config(args: argparse.Namespace) -> SftConfig:
+    """CONFIG with its overrides; ``--store`` wins over the file."""
+    config = load_sft_config(args.config, args.overrides)
     return config if getattr(args, "store", None) is None else config.model_copy(update={"store": args.store})
 
 

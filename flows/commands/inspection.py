@@ -8,8 +8,11 @@ import sys
 
 from rich.table import Table
 
-from flows.commands.common import existing_store, loaded_config, show, stored_run
+from flows.commands.common import existing_store, loaded_config, loaded_sft_config, show, stored_run
 from forge_core.config import ConfigError, config_warnings, store_uri, to_yaml
+from forge_core.config.any_config import AnyConfig
+from forge_core.config.sft_config import SftConfig
+from forge_core.config.sft_loader import sft_warnings
 from forge_core.runs.formats import SFT, UnreadableRun
 from forge_core.runs.record import load_run
 from forge_core.runs.removal import run_ids
@@ -85,20 +88,25 @@ def config(args: argparse.Namespace) -> int:
     """Validate CONFIG and print it in full, as YAML, or what it takes; fails when that is more than there is."""
     if args.gpu_memory and not args.estimate:
         raise ConfigError("--gpu-memory is a part of --estimate: give both")
-    resolved = loaded_config(args)
+    resolved = loaded_sft_config(args) if args.sft else loaded_config(args)
     print(f"store: {store_uri(None, resolved)}", file=sys.stderr)
     fits = True
     if args.estimate:
-        from flows.commands.estimating import show_estimate
-
-        if resolved.model is None:
-            raise ConfigError("model: is missing: an estimate needs one, such as model=Qwen/Qwen3-0.6B")
-        fits = show_estimate(resolved, args.gpu_memory)
+        fits = _estimated(resolved, args.gpu_memory)
     else:
         print(to_yaml(resolved), end="")
-    for warning in config_warnings(resolved):
+    warnings = sft_warnings(resolved) if isinstance(resolved, SftConfig) else config_warnings(resolved)
+    for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return 0 if fits else 1
+
+
+def _estimated(config: AnyConfig, gpu_memory: float | None) -> bool:
+    from flows.commands.estimating import show_estimate, show_sft_estimate
+
+    if config.model is None:
+        raise ConfigError("model: is missing: an estimate needs one, such as model=Qwen/Qwen3-0.6B")
+    return show_sft_estimate(config, gpu_memory) if isinstance(config, SftConfig) else show_estimate(config, gpu_memory)
 
 
 def doctor(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import logging
 import sys
 from typing import Any
 
-from flows.commands.common import opened_store
+from flows.commands.common import loaded_sft_config, opened_store
 from flows.commands.running import run_flow
 from forge_core.config.sft_config import SftConfig
 from forge_core.config.sft_loader import load_sft_config
@@ -52,12 +52,6 @@ def resume(args: argparse.Namespace, store: Store, record: RunRecord) -> int:
         return sft_resume(record.run_id, store.uri, *changes, return_state=True)
 
     return run_flow(start, store, record.run_id, _about(config))
-
-
-def loaded_sft_config(args: argparse.Namespace) -> SftConfig:
-    """CONFIG with its overrides; ``--store`` wins over the file."""
-    config = load_sft_config(args.config, args.overrides)
-    return config if getattr(args, "store", None) is None else config.model_copy(update={"store": args.store})
 
 
 def _finished(store: Store, run_id: str, config: SftConfig) -> str | None:

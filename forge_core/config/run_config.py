@@ -339,6 +339,11 @@ class RunConfig(Section):
         return self.episodes_per_batch // self.grpo.n_samples
 
     @property
+    def sequences_per_optimizer_step(self) -> int:
+        """What a micro-batch is made of: episodes."""
+        return self.episodes_per_optimizer_step
+
+    @property
     def optimizer_steps(self) -> int:
         """Those of the whole run."""
         return self.steps * self.training.sync_interval * self.training.epochs_per_batch

@@ -113,6 +113,11 @@ class SftConfig(Section):
         return self.training.batch_size * self.training.gradient_accumulation_steps
 
     @property
+    def sequences_per_optimizer_step(self) -> int:
+        """What a micro-batch is made of: rows."""
+        return self.rows_per_optimizer_step
+
+    @property
     def optimizer_steps(self) -> int:
         """Those of the whole run."""
         return self.steps * self.training.sync_interval
