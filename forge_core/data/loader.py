@@ -182,19 +182,24 @@ class _RowLoader:
                     self._statistics.leave_out(drawn, document)
                 if not self._window and drawn.epoch >= first.setdefault(drawn.label, drawn.epoch) + FRUITLESS_EPOCHS:
                     raise DataError(f"{self._key}: no document can be used: {self._statistics.left_out_text()}")
-        self._ahead = max(self._pool.ahead, used) if self._section.workers else 1
+        if self._section.workers:  # the next window is encoded while the rows of this one are trained on
+            self._ahead = max(self._pool.ahead, used)
+            self._begin_chunks()
         self._rows = _layout([d for _, d in self._window], self._section.pack, self._seq_len, self._seed, self._number)
         self._number += 1
         self._row = 0
 
     def _next_chunk(self) -> _Chunk:
-        """The next examples; so many chunks behind them are begun that workers never wait for this process."""
+        self._begin_chunks()
+        return self._chunks.popleft()
+
+    def _begin_chunks(self) -> None:
+        """Have ``_ahead`` chunks drawn and begun, so that workers never wait for this process."""
         while len(self._chunks) < self._ahead:
             before = self._documents.state()
             drawn = [self._draw() for _ in range(CHUNK)]
             jobs = [(one, self._masking[one.label]) for one in drawn]
             self._chunks.append(_Chunk(before, drawn, self._pool.submit(jobs)))
-        return self._chunks.popleft()
 
     def _draw(self) -> Drawn:
         """The next example that is not held out."""

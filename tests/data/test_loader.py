@@ -69,7 +69,8 @@ def documents(rows: list[PackedRow]) -> list[str]:
     return found
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.engine
+@settings(max_examples=15, deadline=None)
 @given(
     streaming=st.booleans(),
     pack=st.booleans(),
