@@ -51,7 +51,9 @@ def image() -> Path:
 
 def _private(folder: Path) -> Path:
     """``folder``, which nobody but this user can change."""
-    folder.mkdir(mode=0o755, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        folder.chmod(0o755)  # whatever the umask is
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise SandboxError(f"sandbox: {folder} belongs to somebody else, or others can write to it: remove it")

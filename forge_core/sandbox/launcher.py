@@ -56,7 +56,7 @@ class Launcher:
         finally:
             for fd in (reports, *files, *([] if source is None else [source])):
                 os.close(fd)
-        return Process(bwrap, os.fdopen(status), self.limits, timeout_s)
+        return Process(bwrap, os.fdopen(status), self.image, self.limits, timeout_s)
 
 
 def _file(data: bytes) -> int:

@@ -36,18 +36,21 @@ Excess = Literal["time", "memory", "files", "output"]
 
 
 class Process:
-    """Follows ``bwrap``, just started, whose reports come over the pipe ``status``; ``close`` it.
+    """Follows ``bwrap``, just started, whose reports come over the pipe ``status``; ``close`` it. ``root`` is the
+    folder that the code has as ``/``.
 
     ``excess`` is the limit that it was killed for, if any; ``stdout`` and ``stderr`` are what it wrote so far.
     """
 
-    def __init__(self, bwrap: subprocess.Popen[bytes], status: IO[str], limits: Limits, timeout_s: float) -> None:
+    def __init__(
+        self, bwrap: subprocess.Popen[bytes], status: IO[str], root: Path, limits: Limits, timeout_s: float
+    ) -> None:
         self.ended = False
         self.excess: Excess | None = None
         self.stdout, self.stderr = bytearray(), bytearray()
         self.started = self._looked = time.monotonic()
         self._deadline = self.started + timeout_s
-        self._bwrap, self._status, self.limits = bwrap, status, limits
+        self._bwrap, self._status, self._root, self.limits = bwrap, status, root, limits
         self._room = limits.output_bytes + 1  # one more than the limit shows that there was more
         self._pid, self._pidfd = 0, -1
         try:
@@ -117,8 +120,9 @@ class Process:
         if sum(map(_resident, tree)) > limit and sum(map(_proportional, tree)) > limit:
             self.kill("memory")
         with contextlib.suppress(OSError):  # it has just ended
+            set_up = os.path.samefile(f"/proc/{self._pid}/root", self._root)  # before, its root is still the host's
             disk = os.statvfs(f"/proc/{self._pid}/root/tmp")
-            if disk.f_files - disk.f_ffree > self.limits.files:
+            if set_up and disk.f_files - disk.f_ffree > self.limits.files:
                 self.kill("files")
 
     def _streams(self) -> list[tuple[IO[bytes], bytearray]]:
