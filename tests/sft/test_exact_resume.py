@@ -47,11 +47,11 @@ def test_kills_at_any_moment_leave_a_run_that_ends_like_the_uninterrupted_one(da
     draw, store = random.Random(7), f"file://{tmp_path}/store"
     command = [sys.executable, "-m", "tests.sft.advancing", store, str(data)]
     run_json = tmp_path / "store" / layout.run_json("tiny-sft")
-    for _ in range(4):
+    for _ in range(3):
         process = subprocess.Popen(command)
         while process.poll() is None and not run_json.exists():
             time.sleep(0.01)
-        time.sleep(draw.uniform(0.0, 4.0))
+        time.sleep(draw.uniform(0.0, 3.0))
         process.kill()
         process.wait()
     subprocess.run(command, check=True)
