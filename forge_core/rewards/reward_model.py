@@ -53,9 +53,9 @@ class RewardModel:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         folder = str(_checked(model))
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         self._model: Any = AutoModelForSequenceClassification.from_pretrained(
-            folder, dtype=getattr(torch, dtype), use_safetensors=True
+            folder, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
         )
         self._model.to(device).eval()
         self._prepare_padding()

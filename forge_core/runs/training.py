@@ -16,6 +16,7 @@ from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import TRAINING_FILE
 from forge_core.runs.evaluation import evaluate, evaluation_metrics
 from forge_core.runs.garbage import collect_garbage
+from forge_core.runs.grading_metrics import grading_metrics
 from forge_core.runs.record import now
 from forge_core.runs.redo import off_policy
 from forge_core.runs.trainer_session import Outcome
@@ -48,6 +49,7 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
     weights, weights_digest = publish_weights(ctx, batch, outcome)
     training, training_digest = publish_fates(ctx, data)
     times = {"time/publish": time.monotonic() - stepped, **stage_seconds(ctx, data)}
+    grading = grading_metrics(ctx, data.shards["rewards"])
     evaluated = _evaluated(ctx, batch, weights)
     entry = {
         "batch": batch,
@@ -65,7 +67,7 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
         "previous": ctx.ledger.previous(batch),
         "state_digest": outcome.state_digest,
         "cursor": data.plans[0]["cursor"]["after"],
-        "metrics": {**IDLE, **data_metrics(data), **outcome.metrics, **evaluated, **times},
+        "metrics": {**IDLE, **data_metrics(data), **grading, **outcome.metrics, **evaluated, **times},
         **off_policy(ctx, data),
         "attempt": ctx.attempt,
         "started_at": started_at,

@@ -110,7 +110,8 @@ def test_a_hanging_grade_costs_its_own_item_only(make):
 def test_a_timeout_kills_what_the_grade_started(make, tmp_path: Path):
     graded = make("grade", timeout_s=1.0).grade_many(items("child", marker=str(tmp_path)))
     assert graded[0].status == "timeout"
-    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in (p.info["cmdline"] or [])]
+    started = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in (p.info["cmdline"] or [])]
+    assert psutil.wait_procs(started, timeout=5)[1] == []  # killed, but the kernel may still be ending them
 
 
 def test_a_process_that_dies_is_an_error_of_its_item(make):
@@ -224,3 +225,65 @@ def test_grading_processes_die_with_a_killed_parent(reward_file: Path):
     parent.stdout.close()
     _, alive = psutil.wait_procs(workers, timeout=5)
     assert alive == []
+
+
+COMPONENTS = """
+import os, time
+
+def fine(prompt, completion, metadata):
+    return 1.0
+
+def slow(prompt, completion, metadata):
+    time.sleep(float(completion))
+    return 1.0
+
+def dies(prompt, completion, metadata):
+    if completion == "0":
+        os._exit(3)
+    return 1.0
+"""
+
+
+def test_each_reward_has_its_own_timeout_and_a_failed_one_leaves_the_others(tmp_path: Path):
+    (tmp_path / "parts.py").write_text(COMPONENTS)
+    names = {"fine": None, "slow": 0.5, "dies": None}
+    functions = [RewardFunction(path=f"{tmp_path}/parts.py:{n}", timeout_s=t) for n, t in names.items()]
+    actor = RewardActor([*functions, functions[0]], timeout_s=60, workers=1)
+    try:
+        graded, metrics = actor.grade_with_metrics(items("0", "600", "0.01"))
+    finally:
+        actor.close()
+    assert [g.reward for g in graded] == [None, None, 4.0]
+    assert graded[0].components == {"fine": 1.0, "slow": 1.0, "fine#2": 1.0}
+    assert graded[0].error == "dies: the grading process ended (exit status 3)"
+    assert (graded[1].status, graded[1].components) == ("timeout", {"fine": 1.0, "dies": 1.0, "fine#2": 1.0})
+    assert graded[1].error == "slow: took longer than its timeout_s=0.5 s"
+    assert {k: v for k, v in metrics.items() if "failed" in k} == {
+        **dict.fromkeys(("fine/failed", "fine#2/failed"), 0.0),
+        **dict.fromkeys(("slow/failed", "dies/failed"), 1.0),
+    }
+    assert metrics["slow/seconds"] >= 0.5 > metrics["fine/seconds"]
+    assert 0 < metrics["grades_per_second"] < 6
+
+
+def test_little_work_is_done_by_one_process_and_much_by_all(make):
+    actor = make("grade", workers=3)
+    actor.grade_many(items(*range(20)))
+    assert len(graders()) == 1
+    actor.grade_many(items(*["process"] * 24))
+    assert len(graders()) == 3
+
+
+def test_a_reward_that_may_hang_is_graded_from_any_thread():
+    """Alarms work in main threads only: with them every verdict of another thread would be lost."""
+    results: list[float | None] = []
+
+    def grade() -> None:
+        actor = RewardActor([RewardFunction(path="math", timeout_s=60)])
+        results.extend(g.reward for g in actor.grade_many(items(r"\boxed{\frac{2}{4}}", "3", answer="1/2")))
+        actor.close()
+
+    thread = threading.Thread(target=grade)
+    thread.start()
+    thread.join()
+    assert results == [1.0, 0.0]
