@@ -2,7 +2,7 @@
 
 Guarantees:
 - The order of rows is one global sequence: a pure function of the data, the settings, the tokenizer, ``seq_len`` and
-  the seed. Neither workers nor ranks change it; ``rank_rows`` says which rows of a global batch a rank takes.
+  the seed. Workers do not change it, and ranks share its rows (``training/packed_rows.py``).
 - ``load_state_dict(state_dict())`` of any loader of the same data and settings goes on with the row that would have
   come next. A state is JSON-able. One of other data, settings, tokenizer or seed is a DataError that names them.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 from forge_core.data.documents import Documents, Drawn, State, derived_seed
 from forge_core.data.encoding import Document, Encoder
@@ -29,12 +29,11 @@ from forge_core.data.row_statistics import Statistics
 from forge_core.data.sft_settings import SftDataConfig
 from forge_core.data.sft_sources import check_sft_data, maskings, open_documents
 
-__all__ = ["Loader", "PackedRow", "build_loader", "check_sft_data", "finite_rows", "rank_rows"]
+__all__ = ["Loader", "PackedRow", "build_loader", "check_sft_data", "finite_rows"]
 
 CHUNK = 64  # examples that are drawn and encoded together
 FRUITLESS_EPOCHS = 2  # epochs of a set without one usable document, after which nothing will ever come
 Side = Literal["train", "validation"]
-T = TypeVar("T")
 
 
 class Loader(Protocol):
@@ -88,13 +87,6 @@ def finite_rows(
     yield from _rows(window, section.pack, seq_len)
     if not window and not given:
         raise DataError(f"{key}: no document is left for {side}: use a larger set, or a larger {key}.holdout")
-
-
-def rank_rows(rows: Sequence[T], rank: int, ranks: int) -> Sequence[T]:
-    """The rows of a global batch that belong to ``rank``. Raises ValueError when they cannot be shared evenly."""
-    if len(rows) % ranks:
-        raise ValueError(f"a global batch of {len(rows)} rows cannot be shared evenly by {ranks} ranks")
-    return rows[rank::ranks]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_core.data import DataError
-from forge_core.data.loader import PackedRow, build_loader, check_sft_data, finite_rows, rank_rows
+from forge_core.data.loader import PackedRow, build_loader, check_sft_data, finite_rows
 from forge_core.data.sft_settings import SftDataConfig
 from tests.data.tokenizers import CHATML, tokenizer
 
@@ -162,24 +162,23 @@ def test_workers_do_not_outlive_a_parent_that_was_killed(tmp_path: Path):
         time.sleep(0.1)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 2)])
 def test_ranks_share_every_global_batch_and_their_number_may_change_on_resume(files: Path, before: int, after: int):
-    one = loader(section(files))
-    expected = [[text(row) for row in islice(one, 8)] for _ in range(4)]
-    first, second = loader(section(files)), loader(section(files))
-    for number in range(4):
-        if number == 2:
-            second.load_state_dict(first.state_dict())
-        source, ranks = (first, before) if number < 2 else (second, after)
-        batch = [text(row) for row in islice(source, 8)]
-        shares = [rank_rows(batch, rank, ranks) for rank in range(ranks)]
-        assert sorted(row for share in shares for row in share) == sorted(expected[number])
-        assert {len(share) for share in shares} == {8 // ranks}
+    from forge_core.training.packed_rows import PackedRows
 
+    def taken(source: Any, ranks: int) -> list[list[int]]:
+        """The rows of one global batch, as all ranks have them in their micro-batches."""
+        rows = PackedRows.of(list(islice(source, 8)))
+        shares = [list(rows.micro_batches(rank, ranks, 128)) for rank in range(ranks)]
+        assert {sum(len(batch.input_ids) for batch in share) for share in shares} == {8 // ranks}
+        return sorted(row.tolist() for share in shares for batch in share for row in batch.input_ids)
 
-def test_rows_that_ranks_cannot_share_evenly_are_refused():
-    with pytest.raises(ValueError, match="a global batch of 8 rows cannot be shared evenly by 3 ranks"):
-        rank_rows(list(range(8)), 0, 3)
+    one, first, second = (loader(section(files)) for _ in range(3))
+    expected = [sorted(row.input_ids.tolist() for row in islice(one, 8)) for _ in range(4)]
+    found = [taken(first, before) for _ in range(2)]
+    second.load_state_dict(first.state_dict())
+    assert found + [taken(second, after) for _ in range(2)] == expected
 
 
 @pytest.mark.parametrize("streaming", [False, True])
