@@ -93,9 +93,9 @@ def _build(root: Path, target: Path) -> None:
     """Make the image aside and move it into place; whoever is first wins."""
     folder = Path(tempfile.mkdtemp(dir=root))
     try:
-        folder.chmod(0o755)
         _fill(folder)
         (folder / _FILES).write_text(json.dumps(_sizes(folder)))
+        _open_to_all(folder)
         if target.exists() and not _whole(target):
             shutil.rmtree(target, ignore_errors=True)
         with contextlib.suppress(OSError):  # another process was first
@@ -122,7 +122,6 @@ def _fill(folder: Path) -> None:
     (folder / "dev/shm").symlink_to("/tmp")
     (folder / "dev/fd").symlink_to("/proc/self/fd")
     _compile(folder)
-    _open_to_all(folder)
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from dataclasses import dataclass
@@ -37,10 +36,11 @@ class Launcher:
         status, reports = os.pipe()
         files = [_file(seccomp.program()), _file(code.encode(errors="replace"))]
         source = None if stdin is None else _file(stdin)
-        kernel_limits = json.dumps(self.limits.for_processes(cpu_s=ceil(timeout_s) + 1))
+        kept = self.limits.for_processes(cpu_s=ceil(timeout_s) + 1)
+        arguments = [mode, *(f"{name}={value}" for name, value in kept.items())]
         try:
             bwrap = subprocess.Popen(
-                [*bubblewrap.command(self.bwrap, self.image, self.limits, reports, *files), mode, kernel_limits],
+                [*bubblewrap.command(self.bwrap, self.image, self.limits, reports, *files), *arguments],
                 stdin=subprocess.PIPE if source is None else source,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
