@@ -89,7 +89,8 @@ class ChatClient:
                     self._url, json={**self._body, "messages": list(messages)}, headers=self._headers()
                 )
         except (httpx.TransportError, TimeoutError) as error:
-            why = str(error) or f"no answer within {self._timeout_s:g} s"
+            late = isinstance(error, httpx.TimeoutException | TimeoutError)
+            why = f"no answer within {self._timeout_s:g} s" if late else str(error) or "the connection was lost"
             raise _TryAgain(f"{self._url}: {type(error).__name__}: {why}") from None
         if response.status_code != httpx.codes.OK:
             raise self._refusal(response)

@@ -20,6 +20,11 @@ class Answer:
     delay_s: float = 0.0
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # of connections that are made at once; with 5 some are reset
+
+
 class JudgeServer:
     """``answer(request, number)`` says what comes back; ``requests`` are the bodies, ``keys`` the Authorization
     headers; ``most`` is how many were in flight at once."""
@@ -30,8 +35,7 @@ class JudgeServer:
         self.keys: list[str | None] = []
         self.most = self._now = 0
         self._lock = threading.Lock()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._http.daemon_threads = True
+        self._http = _Server(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,))
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}/v1"
