@@ -102,7 +102,7 @@ class Encoder:
     def _chat(self, example: Example, masking: str) -> tuple[list[int], list[Run]]:
         if masking == "all":
             text = self._apply(example, tokenize=False)
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]), []
+            return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]), []
         return self._by_template(example) if _MARKED.search(self._template) else self._by_spans(example)
 
     def _by_template(self, example: Example) -> tuple[list[int], list[Run]]:
@@ -114,7 +114,7 @@ class Encoder:
     def _by_spans(self, example: Example) -> tuple[list[int], list[Run]]:
         render = lambda messages: self._apply(Example(messages, example.tools), tokenize=False)
         text, spans = reply_spans(render, lambda: self._opening, example.messages)
-        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         tokens, places = encoded["input_ids"], np.array(encoded["offset_mapping"]).reshape(-1, 2)
         return tokens, [self._run(tokens, places, span) for span in spans]
 
@@ -177,7 +177,7 @@ class Encoder:
             from forge_core.models.scratch import check_encodable
 
             check_encodable(self.tokenizer, text, "dataset:")
-        return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
+        return list(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
 
     @cached_property
     def _one_token_a_character(self) -> bool:
