@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from flows.server import ServerHandle
 from forge_core.runs.record import load_run
 from forge_core.runs.sft_context import SftContext
 from forge_core.store import Ledger, Store, open_store
@@ -37,7 +38,9 @@ def wait(done: Callable[[], Any], process: subprocess.Popen[bytes], limit_s: flo
 
 
 @pytest.mark.server
-def test_a_run_that_was_killed_and_stopped_ends_as_the_uninterrupted_one(data: Path, tmp_path: Path):
+def test_a_run_that_was_killed_and_stopped_ends_as_the_uninterrupted_one(
+    data: Path, tmp_path: Path, prefect_server: ServerHandle
+):
     write_config(tmp_path, data)
     whole = advance(new_run(memory(), data, *SETTINGS), 8)
     store: Store = open_store(f"file://{tmp_path}/forge-store")
