@@ -92,7 +92,7 @@ def choices(annotation: Any) -> list[str]:
 def kinds_with(path: str) -> list[str]:
     """The names of the sections that have a key, where its section is one of several."""
     parent, _, leaf = path.rpartition(".")
-    section = field_at(parent)
+    section = field_at(parent) or field_at(parent.rpartition(".")[0])  # of an element of a list: the list
     found = _sections_in(section.annotation) if section else []
     if len(found) < 2:
         return []

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from decimal import Decimal
 from fractions import Fraction
@@ -118,6 +119,7 @@ def _same(gold: str, given: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> list[Any]:
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns, every time, that nothing ends what hangs
     from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
