@@ -20,6 +20,7 @@ from forge_core.runs.trainer_session import Outcome
 from forge_core.runs.training import checkpoint_due, commit_step, ensure_checkpoint, publish_weights
 from forge_core.runs.versions import VALIDATION
 from forge_core.store import digest, layout
+from forge_core.training.packed_rows import PackedRows
 
 NO_EPISODES = {"plans": [], "shards": {"episodes": [], "rewards": [], "reference": []}, "training": "", "max_age": 0}
 
@@ -37,9 +38,10 @@ def train_rows(ctx: SftContext, batch: int) -> dict[str, Any]:
 
 def _take_step(ctx: SftContext, batch: int) -> dict[str, Any]:
     started_at, started = now(), time.monotonic()
+    held_out = ctx.validation if validation_due(ctx.sft, batch) else None  # bad data are found before a model is loaded
     outcome = ctx.trainer.learn(SftStep(batch))
     taken = ctx.rows.taken(batch)
-    validated = _validated(ctx, batch)
+    validated = _validated(ctx, batch, held_out)
     publishing = time.monotonic()
     weights, weights_digest = publish_weights(ctx, batch, outcome)
     adapter = _publish_adapter(ctx, batch, outcome)
@@ -78,11 +80,12 @@ def _data_metrics(taken: Taken, outcome: Outcome) -> dict[str, float]:
     }
 
 
-def _validated(ctx: SftContext, batch: int) -> dict[str, float]:
-    if not validation_due(ctx.sft, batch) or ctx.validation is None:
+def _validated(ctx: SftContext, batch: int, held_out: PackedRows | None) -> dict[str, float]:
+    """The loss of the version that step ``batch`` makes, where it is due."""
+    if held_out is None:
         return {}
     started = time.monotonic()
-    loss = ctx.trainer.validate(batch + 1, ctx.validation)
+    loss = ctx.trainer.validate(batch + 1, held_out)
     return {VALIDATION: loss, "time/validation": time.monotonic() - started}
 
 

@@ -16,7 +16,7 @@ from flows.server import ServerHandle
 from forge_core.runs.record import load_run
 from forge_core.runs.sft_context import SftContext
 from forge_core.store import Ledger, Store, open_store
-from tests.cli.conftest import FORGE, Forge, folder, forge, run_forge
+from tests.cli.conftest import FORGE, Forge, folder, forge
 from tests.sft.harness import TINY, advance, decided, memory, new_run, opened
 
 __all__ = ["folder", "forge"]
@@ -39,17 +39,17 @@ def wait(done: Callable[[], Any], process: subprocess.Popen[bytes], limit_s: flo
 
 @pytest.mark.server
 def test_a_run_that_was_killed_and_stopped_ends_as_the_uninterrupted_one(
-    data: Path, tmp_path: Path, prefect_server: ServerHandle
+    data: Path, folder: Path, forge: Forge, prefect_server: ServerHandle
 ):
-    write_config(tmp_path, data)
+    write_config(folder, data)
     whole = advance(new_run(memory(), data, *SETTINGS), 8)
-    store: Store = open_store(f"file://{tmp_path}/forge-store")
+    store: Store = open_store(f"file://{folder}/forge-store")
 
     def head() -> int:
         return Ledger(store, "tiny-sft").head()
 
     def started(*argv: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([str(FORGE), *argv], cwd=tmp_path)
+        return subprocess.Popen([str(FORGE), *argv], cwd=folder)
 
     first = started("sft", "sft.yaml", *SETTINGS)
     wait(lambda: head() >= 1, first)
@@ -57,13 +57,13 @@ def test_a_run_that_was_killed_and_stopped_ends_as_the_uninterrupted_one(
     first.wait()
     second = started("resume", "tiny-sft")
     wait(lambda: head() >= 4, second)
-    assert run_forge(tmp_path, "stop", "tiny-sft").status == 0
+    assert forge("stop", "tiny-sft").status == 0
     assert second.wait(60) == 130
     assert head() < 8
-    last = run_forge(tmp_path, "resume", "tiny-sft")
+    last = forge("resume", "tiny-sft")
     assert last.status == 0, last.err
     assert "step 8/8  loss" in last.err
-    assert (tmp_path / "tiny-sft-loss.png").exists()
+    assert (folder / "tiny-sft-loss.png").exists()
     ended = opened(SftContext(store, load_run(store, "tiny-sft")))
     assert decided(ended) == decided(whole)
 
