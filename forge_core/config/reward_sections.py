@@ -38,6 +38,12 @@ class RewardFunction(AnyReward):
     path: str = Field(description="<module>:<name>, <file.py>:<name>, or the name of a built-in reward.")
     options: dict[str, Any] = Field({}, description="Arguments of the reward class.")
 
+    @property
+    def members(self) -> list[RewardFunction | BuiltinReward]:
+        """The rewards in an option ``verifiers``, as an ensemble has it: they name code of the configuration too."""
+        verifiers = self.options.get("verifiers")
+        return [found for one in verifiers if (found := _reward_in(one))] if isinstance(verifiers, list) else []
+
 
 class BuiltinReward(AnyReward):
     """Base of the sections of built-in rewards, which are used as a path with options too."""
@@ -47,6 +53,11 @@ class BuiltinReward(AnyReward):
     @property
     def path(self) -> str:
         return self.name
+
+    @property
+    def members(self) -> list[RewardFunction | BuiltinReward]:
+        """The rewards that this one is made of."""
+        return []
 
     @property
     def options(self) -> dict[str, Any]:
@@ -254,16 +265,22 @@ RewardSection = Annotated[
 
 
 def all_rewards(functions: Iterable[RewardFunction | BuiltinReward]) -> Iterator[RewardFunction | BuiltinReward]:
-    """Every reward that is used: ``functions``, and the verifiers of an ensemble among them."""
+    """Every reward that is used: ``functions``, and the verifiers of an ensemble among them, however it is named."""
     for function in functions:
         yield function
-        if isinstance(function, EnsembleSection):
-            yield from function.members
+        yield from function.members
 
 
 def verifier_section(verifier: dict[str, Any]) -> RewardFunction | BuiltinReward:
     """A reward as it is written below ``verifiers``: an ensemble is none. Raises ValidationError."""
     return _VERIFIER.validate_python(verifier)
+
+
+def _reward_in(value: Any) -> RewardFunction | BuiltinReward | None:
+    try:
+        return verifier_section(value)
+    except ValidationError:  # an option of that name of a reward of the user's own
+        return None
 
 
 def _verifier(number: int, verifier: dict[str, Any]) -> RewardFunction | BuiltinReward:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from forge_core.redaction import is_secret_name, redact
+from forge_core.redaction import is_key_name, redact
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
 _AGAIN = frozenset({408, 409, 425, 429})
@@ -122,9 +122,7 @@ def check_key_name(name: str | None) -> None:
     the error holds no part of ``name``: somebody may have put the key itself there."""
     if name is None:
         return
-    if not name.isidentifier() or not is_secret_name(name):
-        raise ValueError(
-            "api_key_env must be the name of an environment variable that ends in _KEY, _TOKEN or _SECRET, not the key"
-        )
+    if not is_key_name(name):
+        raise ValueError("api_key_env must be the name of an environment variable that ends in _API_KEY, not the key")
     if not os.environ.get(name):
         raise ValueError(f"the environment variable {name} (api_key_env) is not set")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from forge_core.config.references import revealed
-from forge_core.config.reward_sections import EnsembleSection, all_rewards
+from forge_core.config.reward_sections import all_rewards
 from forge_core.rewards.grading import Spec
 from forge_core.rewards.resolve import BUILTINS, check_built_in, resolve, source_digest
 
@@ -40,6 +40,6 @@ def _identity(function: RewardFunction | BuiltinReward) -> dict[str, Any]:
         "options": {key: value for key, value in function.options.items() if key not in left_out},
         "source": source_digest(function.path),
     }
-    if isinstance(function, EnsembleSection):
+    if function.members:
         identity["verifiers"] = reward_identity(function.members)
     return identity | (found.identity(function.options) if hasattr(found, "identity") else {})  # type: ignore[union-attr]

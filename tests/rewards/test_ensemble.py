@@ -163,6 +163,9 @@ def test_verifiers_count_as_code_of_the_configuration(verifiers: list[dict], tmp
     ensemble = {"name": "ensemble", "verifiers": [*verifiers, {"name": "math"}]}
     config = load_config({"rewards": {"functions": [ensemble]}})
     full = str(tmp_path / "weak.py:votes")
+    for path in ("ensemble", "forge_core.rewards.ensemble:Ensemble"):  # another name hides no code
+        hidden = load_config({"rewards": {"functions": [{"path": path, "options": {"verifiers": verifiers}}]}})
+        assert [name.rpartition("/")[2] for name in hidden.rewards.paths] == [path, *["weak.py:votes"] * 7]
     assert config.rewards.paths == ["ensemble", *[full] * 7, "math"]
     before = reward_identity(config.rewards.functions)
     (tmp_path / "weak.py").write_text(SOURCE + "# changed\n")

@@ -264,7 +264,13 @@ def test_without_a_key_none_is_sent(serve, judge):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("NOT_SET_API_KEY", "NOT_SET_API_KEY .api_key_env. is not set"), (KEY, "must be the name of an")]
+    ("name", "text"),
+    [
+        ("NOT_SET_API_KEY", "NOT_SET_API_KEY .api_key_env. is not set"),
+        (KEY, "must be the name of an"),
+        ("AWS_SECRET_ACCESS_KEY", "that ends in _API_KEY"),
+        ("HF_TOKEN", "that ends in _API_KEY"),
+    ],
 )
 def test_a_key_that_is_missing_or_stands_in_the_configuration_is_refused_and_not_repeated(name: str, text: str):
     with pytest.raises((RewardError, ConfigError), match=text) as refused:
