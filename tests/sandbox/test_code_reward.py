@@ -11,6 +11,7 @@ import pytest
 from forge_core.rewards import RewardActor, RewardError, RewardItem
 from forge_core.rewards.code import CodeReward, last_block
 from forge_core.rewards.code_cases import CallCase, ProgramCase, TestCase, cases, same_output, same_value
+from forge_core.rewards.identity import check_rewards
 from forge_core.sandbox import SandboxedPythonCoder
 from forge_core.sandbox.asking import CallFailed, call, judge
 
@@ -220,3 +221,5 @@ def test_a_configuration_names_it_and_a_machine_without_bubblewrap_refuses_it(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RewardError, match=r"bubblewrap is not installed.*apt-get install bubblewrap"):
         RewardActor(functions)
+    with pytest.raises(RewardError, match="apt-get install bubblewrap"):
+        check_rewards(functions)  # what every command does before it loads anything
