@@ -23,7 +23,7 @@ from typing import Any
 from forge_core.config.run_config import DatasetSection
 from forge_core.data.errors import DataError
 from forge_core.data.layouts import CONFIG_NAMES
-from forge_core.data.sources import ArrowRows, Source, columns_of
+from forge_core.data.sources import ArrowRows, Row, Source, columns_of
 
 STREAMED_ROWS = 10_000
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
@@ -52,21 +52,22 @@ def hub_rows(path: str, section: DatasetSection, key: str) -> Source:
     return _table(loaded, path, section.size)
 
 
-def streamed_rows(path: str, section: DatasetSection, key: str) -> Any:
-    """A ``datasets.IterableDataset`` of a split of a hub set or of a folder of data files."""
+def streamed_rows(path: str, section: DatasetSection, key: str) -> tuple[Any, Row | None]:
+    """A ``datasets.IterableDataset`` of a split of a hub set or of a folder of data files, and its first row."""
     import datasets
 
     with hub_errors(path, section, key):
-        return datasets.load_dataset(
+        stream = datasets.load_dataset(
             path,
             section.name or CONFIG_NAMES.get(path),
             split=section.split,
             streaming=True,
             revision=section.revision,
         )
+        return stream, next(iter(stream), None)
 
 
-def streamed_files(files: list[str], section: DatasetSection, key: str) -> Any:
+def streamed_files(files: list[str], section: DatasetSection, key: str) -> tuple[Any, Row | None]:
     """The same of local files of one type."""
     import datasets
 
@@ -74,8 +75,12 @@ def streamed_files(files: list[str], section: DatasetSection, key: str) -> Any:
     suffixes = {Path(file).suffix for file in files}
     if len(suffixes) != 1 or not suffixes <= kinds.keys():
         raise DataError(f"{key}.path: streamed files must be of one type of {', '.join(kinds)}, not {suffixes}")
+    files = [file for file in files if Path(file).stat().st_size]  # the readers stumble over empty ones
+    if not files:
+        raise DataError(f"{key}.path: {section.path} has no rows: give it at least one")
     with hub_errors(files[0], section, key):
-        return datasets.load_dataset(kinds[suffixes.pop()], data_files=files, split="train", streaming=True)
+        stream = datasets.load_dataset(kinds[suffixes.pop()], data_files=files, split="train", streaming=True)
+        return stream, next(iter(stream), None)
 
 
 def check_hub(path: str, section: DatasetSection, key: str) -> list[str] | None:
@@ -135,7 +140,7 @@ def hub_errors(path: str, section: DatasetSection, key: str) -> Iterator[None]:
             f"or gated set, accept its terms at {_page(path)} and set HF_TOKEN to a token that may read it"
         ) from error
     except ValueError as error:  # unknown configuration or split; the message lists those there are
-        field = "split" if "split" in str(error).lower() else "name"
+        field = "split" if "split" in str(error).lower() else "path" if local else "name"
         raise DataError(f"{key}.{field}: {path}: {error}") from error
     except (OSError, DatasetsError) as error:
         if local:

@@ -8,7 +8,6 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from forge_core.data.errors import DataError
 from forge_core.data.hub import check_hub, streamed_files, streamed_rows
 from forge_core.data.prompts import open_rows, refuse_missing_file
 from forge_core.data.sft_settings import SftDataConfig, SftSource
-from forge_core.data.sources import is_pattern, load_function, matching
+from forge_core.data.sources import Row, is_pattern, load_function, matching
 from forge_core.data.streamed import StreamedDocuments
 
 
@@ -69,17 +68,22 @@ def _table(source: SftSource, whole: SftDataConfig, system: str | None, seed: in
 
 
 def _streamed(source: SftSource, whole: SftDataConfig, system: str | None, seed: int, key: str) -> Documents:
-    stream = open_stream(source, key)
-    first = list(islice(iter(stream), 1))
-    check_not_empty(len(first), key, str(source.path))
-    convert = _converter(source, list(first[0]), system, key)
+    stream, first = open_stream(source, key)
+    convert = _converter(source, list(first), system, key)
     return StreamedDocuments(
         source.called, stream, convert, seed, whole.shuffle, whole.shuffle_buffer, source.size, key
     )
 
 
-def open_stream(source: SftSource, key: str) -> Any:
-    """A ``datasets.IterableDataset`` of a set that is read piece by piece. Raises DataError."""
+def open_stream(source: SftSource, key: str) -> tuple[Any, Row]:
+    """A ``datasets.IterableDataset`` of a set that is read piece by piece, and its first row. Raises DataError."""
+    stream, first = _stream(source, key)
+    if first is None:
+        check_not_empty(0, key, str(source.path))
+    return stream, first or {}
+
+
+def _stream(source: SftSource, key: str) -> tuple[Any, Row | None]:
     place = str(source.path).removeprefix("hf://")
     if "://" in place:
         raise DataError(f"{key}.streaming: {place} makes its rows in one go: set {key}.streaming=false")
@@ -103,9 +107,8 @@ def _check(source: SftSource, system: str | None, key: str) -> None:
     place = path.removeprefix("hf://")
     local = Path(place).exists() or is_pattern(place)
     if local and source.streaming:
-        row = next(iter(open_stream(source, key)), None)
-        check_not_empty(row is not None, key, path)
-        _converter(source, list(row or {}), system, key)(0, row or {})
+        _, row = open_stream(source, key)
+        _converter(source, list(row), system, key)(0, row)
         return
     if local or path.startswith("reasoning_gym://"):
         found = open_rows(source.section(), 0, 1, key)

@@ -103,12 +103,23 @@ class StreamedDocuments:
             self._read_block()
 
     def _read_block(self) -> None:
-        rows = [(self._rows + i, row) for i, row in enumerate(islice(self._epoch(), self._wanted()))]
+        rows = [(self._rows + i, row) for i, row in enumerate(self._read())]
         self._rows += len(rows)
         if self._shuffle and rows:
             order = permutation(len(rows), self._seed, f"{self._start['epoch']}:{self._start['block']}")
             rows = [rows[i] for i in order]
         self._block, self._index = rows, 0
+
+    def _read(self) -> list[Row]:
+        """The rows of the next block. Errors of the network stay what they are: what failed may be tried again."""
+        from datasets.exceptions import DatasetsError
+
+        try:
+            return list(islice(self._epoch(), self._wanted()))
+        except (ValueError, DatasetsError) as error:
+            raise DataError(
+                f"{self._key}.path: {self.label} cannot be read behind row {self._rows} of its epoch: {error}"
+            ) from error
 
     def _wanted(self) -> int:
         return self._buffer if self._size is None else min(self._buffer, self._size - self._rows)

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from forge_core.data import DataError
 from forge_core.data.loader import PackedRow, build_loader, check_sft_data, finite_rows
 from forge_core.data.sft_settings import SftDataConfig
+from forge_core.data.sft_sources import open_documents
 from tests.data.tokenizers import CHATML, tokenizer
 
 
@@ -76,15 +77,25 @@ def documents(rows: list[PackedRow]) -> list[str]:
     pack=st.booleans(),
     shuffle=st.booleans(),
     holdout=st.sampled_from([0.0, 0.3]),
+    truncation=st.sampled_from(["right", "drop"]),
     stops=st.lists(st.integers(0, 30), min_size=1, max_size=4),
     seed=st.integers(0, 99),
     seq_len=st.sampled_from([24, 64, 150]),
 )
 def test_interrupted_then_resumed_equals_uninterrupted(
-    files: Path, streaming: bool, pack: bool, shuffle: bool, holdout: float, stops: list[int], seed: int, seq_len: int
+    files: Path,
+    streaming: bool,
+    pack: bool,
+    shuffle: bool,
+    holdout: float,
+    truncation: str,
+    stops: list[int],
+    seed: int,
+    seq_len: int,
 ):
     """Row for row, statistics too, over states that went through JSON, also twice at one place."""
-    settings = section(files, streaming=streaming, pack=pack, shuffle=shuffle, holdout=holdout)
+    fields = {"pack": pack, "shuffle": shuffle, "holdout": holdout, "truncation": truncation}
+    settings = section(files, streaming=streaming, **fields)
     whole = loader(settings, seed, seq_len)
     expected = [text(row) for row in islice(whole, sum(stops) + 10)]
     given: list[bytes] = []
@@ -342,6 +353,27 @@ def test_an_error_in_a_row_names_the_row(tmp_path: Path):
     (tmp_path / "x.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a", "completion": ""}\n')
     with pytest.raises(DataError, match=r"dataset: row 1, completion: holds ''"):
         list(islice(loader(SftDataConfig(path=str(tmp_path / "x.jsonl"))), 2))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("x.jsonl", '{"text": "a"}\n{"text": \n'), ("x.parquet", "no such thing"), ("x.jsonl", "")],
+)
+def test_a_file_that_cannot_be_read_is_named_whether_it_is_streamed_or_not(
+    tmp_path: Path, name: str, content: str, streaming: bool
+):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=rf"dataset\.path: .*{name}"):
+        list(islice(loader(SftDataConfig(path=str(tmp_path / name), streaming=streaming)), 2))
+
+
+def test_a_stream_that_breaks_far_behind_its_beginning_says_where(tmp_path: Path):
+    row = '{"text": "' + "a" * 2000 + '"}\n'
+    (tmp_path / "x.jsonl").write_text(row * 12_000 + "{broken\n")  # in the third part that is parsed at once
+    one = open_documents(SftDataConfig(path=str(tmp_path / "x.jsonl"), streaming=True), 0, "dataset")
+    with pytest.raises(DataError, match=r"dataset\.path: x_train cannot be read behind row \d+ of its epoch"):
+        [one.draw() for _ in range(12_001)]
 
 
 @pytest.mark.parametrize(
