@@ -24,6 +24,8 @@ def located(config: RunConfig, folder: Path | None = None) -> RunConfig:
     tree["model"] = located_path(tree["model"], roots)
     for dataset in filter(None, datasets):
         dataset["path"] = located_path(dataset["path"], roots)
+    if "teacher" in tree["loss"]:
+        tree["loss"]["teacher"] = located_path(tree["loss"]["teacher"], roots)
     if "path" in tree["loss"]:
         tree["loss"]["path"] = _located_object(tree["loss"]["path"], roots)
     for function in [f for one in tree["rewards"]["functions"] for f in (one, *one.get("verifiers", ()))]:

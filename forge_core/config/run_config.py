@@ -353,6 +353,11 @@ class RunConfig(Section):
         return self.rollout.max_prompt_tokens or self.training.seq_len - self.rollout.max_new_tokens
 
     @property
+    def distils(self) -> bool:
+        """Whether a teacher is learned from: then rewards only measure, and every episode is trained on."""
+        return self.loss.name == "distill"
+
+    @property
     def token_budget(self) -> int:
         return self.training.token_budget or max(self.training.seq_len, 16384)
 

@@ -11,6 +11,7 @@ from math import gcd, prod
 from typing import TYPE_CHECKING
 
 from forge_core.config.errors import ConfigError
+from forge_core.config.loss_sections import DistillLossSection
 from forge_core.config.run_config import RunConfig, ScratchModel
 from forge_core.config.vllm_keys import vllm_problems
 from forge_core.training.degrees import Shape, degree_problems
@@ -29,6 +30,7 @@ def validate_for_training(config: RunConfig, gpus: int | None = None) -> list[st
 
     checks = (
         _missing,
+        _teacher,
         _groups,
         _sampling,
         _lengths,
@@ -73,9 +75,25 @@ def _missing(config: RunConfig) -> list[str]:
     return found
 
 
+def _teacher(config: RunConfig) -> list[str]:
+    if not isinstance(config.loss, DistillLossSection):
+        return []
+    found = []
+    if config.loss.teacher is None:
+        found.append("loss.teacher: is missing: name the model to learn from, such as loss.teacher=Qwen/Qwen3-8B")
+    if config.grpo.beta == 0:
+        found.append("grpo.beta: is 0, but it is the weight of the distillation: use grpo.beta=1.0")
+    if config.filters.dynamic_sampling:
+        found.append(
+            "filters.dynamic_sampling: replaces groups whose rewards are all equal, but a teacher teaches with those "
+            "too: set filters.dynamic_sampling=false"
+        )
+    return found
+
+
 def _groups(config: RunConfig) -> list[str]:
     n, episodes, found = config.grpo.n_samples, config.episodes_per_optimizer_step, []
-    if n == 1 and config.advantage.estimator != "reinforce_plus_plus":
+    if n == 1 and config.advantage.estimator != "reinforce_plus_plus" and not config.distils:
         found.append(
             "grpo.n_samples: is 1: an advantage compares the samples of one prompt, and one sample has none to be "
             "compared with: use 2 or more (8 is usual), or advantage.estimator=reinforce_plus_plus"

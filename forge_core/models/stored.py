@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from forge_core.config.loader import store_uri
 from forge_core.config.any_config import AnyConfig
+from forge_core.config.loader import store_uri
 from forge_core.models.errors import ModelError
 from forge_core.models.resolve import check_model_folder, resolve_model
 from forge_core.store import Ledger, Store, open_store

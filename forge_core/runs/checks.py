@@ -14,6 +14,7 @@ from forge_core.rewards.resolve import needs_answer
 from forge_core.runs.code import code_digests
 from forge_core.runs.prompt_checks import check_prompts
 from forge_core.runs.record import RunRecord, refuse_generation
+from forge_core.runs.reference_session import teacher_folder
 from forge_core.store import Ledger, Store
 from forge_core.weights.host_cache import keep_published
 
@@ -74,4 +75,6 @@ def _check(config_json: str) -> tuple[str, ...]:
         check_dataset(config.warm_start.dataset, seed=config.run.seed, needs_answer=True, key="warm_start.dataset")
     if not isinstance(config.model, ScratchModel):
         configured_model(config)
+    if config.distils:
+        teacher_folder(config)
     return (*warnings, *check_prompts(config))

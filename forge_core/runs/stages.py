@@ -33,6 +33,7 @@ from forge_core.runs.episodes import (
 )
 from forge_core.runs.planning import shard_groups, shard_requests
 from forge_core.runs.record import refuse_generation
+from forge_core.runs.reference_session import reference_digest
 from forge_core.store import Manifest, digest, layout
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def reference_request(ctx: RunContext, content: str, accepted: Collection[str] |
         {
             "stage": "reference",
             "schema": SCHEMA_VERSION,
-            "model": ctx.store.open_published(ctx.ledger.weights_prefix(0)).manifest.content,
+            "model": reference_digest(ctx),
             "episodes": content,
             "accepted": None if accepted is None else sorted(accepted),
             "temperature": ctx.config.grpo.temperature,

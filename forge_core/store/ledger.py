@@ -41,7 +41,8 @@ def entry_digest(entry: Mapping[str, Any]) -> str:
     """Digest of what ``entry`` decided.
 
     Left out is what may differ between two equal runs: the times, ``attempt``, the attempt's part of the prefixes
-    ``weights``, ``training`` and ``adapter``, and metrics whose name begins with ``time/``. So equal runs have equal chains.
+    ``weights``, ``training`` and ``adapter``, and metrics whose name begins with ``time/``. So equal runs have equal
+    chains.
     """
     decided = {key: value for key, value in entry.items() if key not in _UNDECIDED}
     for key in ("weights", "training", "adapter"):
