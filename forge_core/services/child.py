@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from forge_core.processes.channel import Channel
+from forge_core.services import cargo
 from forge_core.services.errors import packed
 from forge_core.services.running import Running
 
@@ -33,15 +34,15 @@ def main() -> None:
 def _made(channel: Channel) -> Running | None:
     start = channel.receive()
     try:
+        arguments, keywords = cargo.load(start["arguments"])
         found: Any = importlib.import_module(start["module"])
         for name in start["name"].split("."):
             found = getattr(found, name)
-        arguments, keywords = start["arguments"]
         running = Running(found, start["rank"], start["size"], arguments, keywords)
     except BaseException as error:
         channel.send(("raised", 0, packed(error)))
         return None
-    channel.send(("value", 0, None))
+    channel.send(("value", 0, cargo.dump(None)))
     return running
 
 
@@ -49,23 +50,18 @@ def _serve(channel: Channel, running: Running) -> None:
     while True:
         kind, number, body = channel.receive()
         if kind == "ping":
-            channel.send(("value", number, None))
+            channel.send(("value", number, cargo.dump(None)))
             continue
         try:
-            running.call(*body).add_done_callback(partial(_answer, channel, number))
-        except Exception as error:  # there is no such method
+            running.call(*cargo.load(body)).add_done_callback(partial(_answer, channel, number))
+        except Exception as error:  # there is no such method, or its arguments cannot be read here
             channel.send(("raised", number, packed(error)))
 
 
 def _answer(channel: Channel, number: int, future: Future[Any]) -> None:
-    error = future.exception()
-    with contextlib.suppress(OSError):
-        if error is not None:
-            channel.send(("raised", number, packed(error)))
-            return
-        try:
-            channel.send(("value", number, future.result()))
-        except Exception as unsent:  # a value that cannot be pickled
-            if isinstance(unsent, OSError):
-                raise
-            channel.send(("raised", number, packed(unsent)))
+    try:
+        answer: tuple[str, int, Any] = ("value", number, cargo.dump(future.result()))
+    except BaseException as error:  # what the actor raised, or pickling its value
+        answer = ("raised", number, packed(error))
+    with contextlib.suppress(OSError):  # the owner has gone
+        channel.send(answer)

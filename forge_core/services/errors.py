@@ -6,9 +6,11 @@ An exception that cannot travel between processes becomes an ``ActorError`` with
 
 from __future__ import annotations
 
-import pickle
+import contextlib
 import traceback
 from typing import Any
+
+from forge_core.services import cargo
 
 
 class ActorError(RuntimeError):
@@ -35,8 +37,8 @@ def packed(error: BaseException) -> tuple[bytes | None, str, str]:
     text = "".join(traceback.format_exception(error))
     summary = f"{type(error).__name__}: {error}"
     try:
-        body = pickle.dumps(error)
-        pickle.loads(body)
+        body = cargo.dump(error)
+        cargo.load(body)
     except Exception:  # whatever a class of the user does while it is pickled
         return None, summary, text
     return body, summary, text
@@ -45,6 +47,9 @@ def packed(error: BaseException) -> tuple[bytes | None, str, str]:
 def unpacked(travelled: tuple[bytes | None, str, str]) -> BaseException:
     """What ``packed`` packed, to be raised here."""
     body, summary, text = travelled
-    error: Any = ActorError(summary) if body is None else pickle.loads(body)
+    error: Any = ActorError(summary)
+    if body is not None:
+        with contextlib.suppress(Exception):  # a class that only the actor's process has
+            error = cargo.load(body)
     error.__cause__ = RemoteTraceback(text)
     return error

@@ -8,6 +8,7 @@ Guarantees of both kinds:
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import socket
@@ -20,7 +21,8 @@ from typing import Any, Protocol
 
 from forge_core.processes import ChildGroup
 from forge_core.processes.channel import Channel
-from forge_core.services.errors import ActorDied, packed, unpacked
+from forge_core.services import cargo
+from forge_core.services.errors import ActorDied, ActorError, packed, unpacked
 from forge_core.services.running import Running
 
 _CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from forge_core.services.child import main; main()"
@@ -61,17 +63,15 @@ class ProcessRank:
         self._lock, self._numbers = threading.Lock(), itertools.count(1)
         self._open: dict[int, Future[Any]] = {0: self.ready}
         self._stopped = self._gone = False
+        arguments = cargo.dump(made_with)  # before there is a process
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
         argv = [sys.executable, "-c", _CHILD, str(theirs.fileno()), json.dumps(sys.path)]
         self._group = ChildGroup(name, argv, log=log, env=environment, pass_fds=[theirs.fileno()])
         theirs.close()
         start = {"module": actor_class.__module__, "name": actor_class.__qualname__, "rank": rank, "size": size}
-        try:
-            self._channel.send({**start, "arguments": made_with})
-        except BaseException:  # arguments that cannot be pickled
-            self._group.kill()
-            raise
+        with contextlib.suppress(OSError):  # it is gone: the reader says so
+            self._channel.send({**start, "arguments": arguments})
         threading.Thread(target=self._read, name=f"{name}-reader", daemon=True).start()
 
     def call(self, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Future[Any]:
@@ -87,18 +87,14 @@ class ProcessRank:
 
     def _send(self, kind: str, body: Any) -> Future[Any]:
         future: Future[Any] = Future()
+        packed_body = cargo.dump(body)
         with self._lock:
             if self._gone:
                 raise ActorDied(f"{self._name} is gone")
             number = next(self._numbers)
             self._open[number] = future
-        try:
-            self._channel.send((kind, number, body))
-        except OSError:  # it is gone: the reader answers
-            return future
-        except BaseException:  # arguments that cannot be pickled
-            self._open.pop(number, None)
-            raise
+        with contextlib.suppress(OSError):  # it is gone: the reader answers
+            self._channel.send((kind, number, packed_body))
         return future
 
     def _read(self) -> None:
@@ -112,10 +108,13 @@ class ProcessRank:
         future = self._open.pop(number, None)
         if future is None or not future.set_running_or_notify_cancel():
             return
-        if kind == "value":
-            future.set_result(body)
-        else:
+        if kind == "raised":
             future.set_exception(unpacked(body))
+            return
+        try:
+            future.set_result(cargo.load(body))
+        except Exception as error:  # a class that only the actor's process has
+            future.set_exception(ActorError(f"the answer cannot be read here: {type(error).__name__}: {error}"))
 
     def _end(self) -> None:
         self._group.kill()

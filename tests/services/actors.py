@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,13 @@ class Counter(ForgeActor):
             pass
 
         raise Local("cannot travel")
+
+    def only_here(self) -> object:
+        """An object of a class that only this process has."""
+        module = types.ModuleType("only_here")
+        exec("class Only: pass", vars(module))
+        sys.modules["only_here"] = module
+        return module.Only()
 
     def unpicklable(self) -> object:
         return threading.Lock()

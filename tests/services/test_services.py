@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
+import types
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -92,7 +94,14 @@ def test_a_session_stays_on_its_replica_and_tasks_have_their_own() -> None:
     run(test)
 
 
-def test_what_an_actor_raises_is_raised_to_the_caller_with_its_traceback() -> None:
+def only_in_this_process(monkeypatch: pytest.MonkeyPatch) -> object:
+    module = types.ModuleType("only_in_this_process")
+    exec("class Only: pass", vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module.Only()
+
+
+def test_what_an_actor_raises_is_raised_to_the_caller_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         service = await Counter.options(num_replicas=2).as_service()
         with pytest.raises(ValueError, match="no good") as caught:
@@ -107,12 +116,16 @@ def test_what_an_actor_raises_is_raised_to_the_caller_with_its_traceback() -> No
             await service.fail_locally.route()
         with pytest.raises(TypeError, match="pickle"):
             await service.unpicklable.route()
+        with pytest.raises(ActorError, match="the answer cannot be read here: ModuleNotFoundError"):
+            await service.only_here.route()
+        with pytest.raises(ModuleNotFoundError, match="only_in_this_process"):
+            await service.fail.route(only_in_this_process(monkeypatch))
         with pytest.raises(ValueError, match="all of them"):
             await service.fail.fanout("all of them")
         with pytest.raises(TypeError, match="pickle"):
             await service.current.route(asyncio.get_running_loop())
         assert healthy(service) == 2
-        assert [replica.failed_requests for replica in service.get_metrics().replicas.values()] == [4, 3]
+        assert [replica.failed_requests for replica in service.get_metrics().replicas.values()] == [5, 4]
         assert await service.increment.fanout() == [1, 1]
 
     run(test)
