@@ -73,13 +73,14 @@ def judge(url: str, **options) -> RewardActor:
 def test_a_real_server_gives_scores_or_errors_and_counts_tokens(url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JUDGE_API_KEY", "planted-server-key")
     items = [RewardItem(f"What is {n}+{n}?", f"It is {n + n}.", {"answer": str(n + n)}) for n in range(16)]
-    actor = judge(url, api_key_env="JUDGE_API_KEY", cost_per_million=(1.0, 2.0))
+    rubric = "The response is right when it ends with the right sum. Right: write Score: 10. Wrong: write Score: 0."
+    actor = judge(url, api_key_env="JUDGE_API_KEY", cost_per_million=(1.0, 2.0), rubric=rubric, retries=5)
     graded, metrics = actor.grade_with_metrics(items)
     again, cached = actor.grade_with_metrics(items)
     actor.close()
-    print([g.reward for g in graded], metrics)
+    print([g.reward for g in graded], metrics, graded[0].error)
     scored = [g for g in graded if g.reward is not None]
-    assert scored, "135 million parameters follow the format at least once in 48 replies"
+    assert scored, "135 million parameters follow the format at least once in 96 replies"
     assert all(0 <= g.reward <= 1 for g in scored if g.reward is not None)
     assert all("has no line 'Score" in (g.error or "") for g in graded if g.reward is None)
     assert metrics["llm_judge/requests"] >= 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,60 @@ def test_a_prompt_without_an_answer_is_an_error_and_unknown_settings_are_too():
         grade("42", None)
     with pytest.raises(RewardError, match="extract is any, answer_tag or boxed"):
         RewardActor([MathSection(name="math").model_copy(update={"extract": "nowhere"})])
+
+
+PARTS = [
+    *(
+        r"\boxed{",
+        "}",
+        "{",
+        r"\frac",
+        "{1}{2}",
+        r"\sqrt",
+        "$",
+        r"\text{",
+        "cm",
+        "^",
+        "_",
+        "x",
+        "=",
+        "<",
+        r"\infty",
+        "(",
+    ),
+    *(
+        ")",
+        "[",
+        "]",
+        ",",
+        "1",
+        "23",
+        "0.5",
+        r"\pi",
+        r"\log",
+        "i",
+        "e",
+        "%",
+        r"\%",
+        r"\left",
+        r"\right",
+        "<answer>",
+        "and",
+    ),
+    *("</answer>", r"\begin{pmatrix}", "&", r"\\", r"\end{pmatrix}", " ", "\x00", "٣", "½", "∞", "\\", "</think>"),
+]
+GOLDS = ["5", r"\frac12", "(1,2)", "x^2", r"\begin{pmatrix}1&2\end{pmatrix}", r"5\text{ cm}", "A"]
+
+
+def test_whatever_a_model_writes_is_right_or_wrong_but_no_error():
+    rng = random.Random(0)
+    texts = ["".join(rng.choices(PARTS, k=rng.randint(1, 25))) for _ in range(200)]
+    actor = RewardActor([MathSection(name="math", timeout_s=30)], workers=1)
+    try:
+        graded = actor.grade_many([RewardItem("", text, {"answer": rng.choice(GOLDS)}) for text in texts])
+    finally:
+        actor.close()
+    assert [(t, g.error) for t, g in zip(texts, graded, strict=True) if g.reward not in (0.0, 1.0)] == []
 
 
 HANGS = r"\boxed{9^{9^{9^{9^{9}}}}}"
