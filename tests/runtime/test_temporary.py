@@ -76,7 +76,7 @@ def test_the_next_process_removes_what_a_killed_one_left_and_nothing_of_a_living
 # In a process of its own: this one has threads by now, and a fork of it may go wrong in other people's code.
 TOGETHER = """
 import multiprocessing
-from forge_core.temporary import temporary_folder
+from forge_core.temporary import _own_folder, temporary_folder
 
 def keeps_its_folder(number):
     _own_folder.cache_clear()
