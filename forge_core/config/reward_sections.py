@@ -202,7 +202,7 @@ class RewardModelSection(BuiltinReward):
     )
 
 
-VerifierSection = Annotated[
+_Single = (
     Annotated[RewardFunction, Tag("<custom>")]
     | Annotated[ExactMatchSection, Tag("<exact_match>")]
     | Annotated[LastIntegerSection, Tag("<last_integer>")]
@@ -217,9 +217,9 @@ VerifierSection = Annotated[
     | Annotated[LengthSection, Tag("<length>")]
     | Annotated[OverlongSection, Tag("<overlong>")]
     | Annotated[LLMJudgeSection, Tag("<llm_judge>")]
-    | Annotated[RewardModelSection, Tag("<reward_model>")],
-    Discriminator(kind("custom")),
-]
+    | Annotated[RewardModelSection, Tag("<reward_model>")]
+)
+VerifierSection = Annotated[_Single, Discriminator(kind("custom"))]
 _VERIFIER: TypeAdapter[RewardFunction | BuiltinReward] = TypeAdapter(VerifierSection)
 
 
@@ -244,22 +244,7 @@ class EnsembleSection(BuiltinReward):
 
 
 RewardSection = Annotated[
-    Annotated[RewardFunction, Tag("<custom>")]
-    | Annotated[ExactMatchSection, Tag("<exact_match>")]
-    | Annotated[LastIntegerSection, Tag("<last_integer>")]
-    | Annotated[F1Section, Tag("<f1>")]
-    | Annotated[MathSection, Tag("<math>")]
-    | Annotated[ReasoningGymSection, Tag("<reasoning_gym>")]
-    | Annotated[CodeSection, Tag("<code>")]
-    | Annotated[ThinkingSection, Tag("<thinking>")]
-    | Annotated[FormatSection, Tag("<format>")]
-    | Annotated[RegexSection, Tag("<regex>")]
-    | Annotated[LanguageSection, Tag("<language>")]
-    | Annotated[LengthSection, Tag("<length>")]
-    | Annotated[OverlongSection, Tag("<overlong>")]
-    | Annotated[LLMJudgeSection, Tag("<llm_judge>")]
-    | Annotated[RewardModelSection, Tag("<reward_model>")]
-    | Annotated[EnsembleSection, Tag("<ensemble>")],
+    _Single | Annotated[EnsembleSection, Tag("<ensemble>")],
     Discriminator(kind("custom")),
 ]
 
