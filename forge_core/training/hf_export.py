@@ -3,13 +3,15 @@
 Guarantees:
 - What ``export`` writes loads in ``transformers``: safetensors files of at most ``shard_bytes`` (an index when there
   are several), ``config.json`` with the written type, and every tokenizer file of the source folder.
-- Each file is written by one rank; a rank holds the tensors of two files at most.
+- Each file is written by one rank; a rank holds the tensors of two files at most, or of as many as ``BUFFER_BYTES``
+  has room for.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,6 +42,8 @@ _COMPANIONS = (
 )
 
 
+WRITERS = 8  # files written at the same time
+BUFFER_BYTES = 2 << 30  # of the files that are being written, beyond two
 Named = dict[str, Callable[[], Tensor]]  # by name in the files, what gives the tensor
 
 
@@ -98,19 +102,20 @@ def export(
 
 
 def _write_files(named: Named, files: dict[str, list[str]], folder: Path, dtype: torch.dtype, writers: Writers) -> None:
-    """Gather every file's tensors in turn, and write this rank's files: one while the next is gathered."""
-    written: Future[None] | None = None
-    with ThreadPoolExecutor(1) as pool:
+    """Gather every file's tensors in turn, and write this rank's files side by side while the next are gathered."""
+    open_files: deque[tuple[int, Future[None]]] = deque()  # bytes of each file that is being written
+    with ThreadPoolExecutor(WRITERS) as pool:
         for number, (file, names) in enumerate(files.items()):
             mine = number % writers.ranks == writers.rank
             tensors = {name: _whole(named[name](), dtype, mine) for name in names}
             if not mine:
                 continue
-            if written is not None:
-                written.result()  # no more than two files in memory
-            written = pool.submit(save_file, tensors, folder / file, {"format": "pt"})
-    if written is not None:
-        written.result()
+            size = sum(tensor.nbytes for tensor in tensors.values())
+            while len(open_files) > 1 and size + sum(held for held, _ in open_files) > BUFFER_BYTES:
+                open_files.popleft()[1].result()
+            open_files.append((size, pool.submit(save_file, tensors, folder / file, {"format": "pt"})))
+        for _, written in open_files:
+            written.result()
 
 
 def _whole(parameter: Tensor, dtype: torch.dtype, wanted: bool) -> Tensor:
