@@ -72,8 +72,8 @@ class RunContext:
     """``stop`` ends every engine call. ``observers`` are called with each entry that this process commits, ``note``
     with news for a person. ``background`` does what must neither delay nor fail a step, such as deleting what nothing
     reaches. ``weights`` keeps the run's weights on this host. ``role``: the one that this process works for;
-    None: for all of them. ``evaluate_candidate``: who evaluates the last version before its commit;
-    None: this process. ``samples``: whether runs of this kind sample episodes of prompts."""
+    None: for all of them. ``evaluate``: how a step gets the evaluation of a version; None: this process makes it, one
+    at a time (``evaluating``). ``samples``: whether runs of this kind sample episodes of prompts."""
 
     samples = True
 
@@ -95,7 +95,8 @@ class RunContext:
         w = self.config.weights
         self.weights = Prefetcher(store, self._weights_manifest, w.fetchers, enabled=w.prefetch, stop=self.stop)
         self.role = role
-        self.evaluate_candidate: Callable[[RunContext, int], Any] | None = None
+        self.evaluate: Callable[[RunContext, int], Any] | None = None
+        self.evaluating = threading.Lock()
         self._plans: dict[int, dict[str, Any]] = {}
         self._lock = threading.RLock()  # of plans
         self._generator: Generator | None = None

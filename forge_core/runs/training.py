@@ -15,7 +15,7 @@ from forge_core.data_model import TRAINING, to_parquet
 from forge_core.runs.consumption import StepData, data_metrics, episode_counts, load_step, stage_seconds
 from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import TRAINING_FILE
-from forge_core.runs.evaluation import evaluate, evaluation_metrics
+from forge_core.runs.evaluation import evaluate, evaluated_by, evaluation_metrics
 from forge_core.runs.garbage import collect_garbage
 from forge_core.runs.grading_metrics import grading_metrics
 from forge_core.runs.record import now
@@ -140,13 +140,15 @@ def publish_fates(ctx: RunContext, data: StepData) -> tuple[str, str]:
 
 def _evaluated(ctx: RunContext, batch: int, weights: str) -> dict[str, float]:
     """The evaluation that this entry records: of the last version, before it commits (and, under ``eval/before/``, of
-    the version that it trained, if any); else of ``batch``, if any."""
-    if ctx.config.eval.prompts == 0 or ctx.record.parent:  # a run with a parent generates nothing
+    the version that it trained, if that is due too); else of ``batch``. ``time/eval``: how long the step waited."""
+    versions = evaluated_by(ctx.config, batch)
+    if ctx.record.parent or not versions:  # a run with a parent generates nothing
         return {}
-    if batch + 1 == ctx.config.steps:
+    if batch + 1 in versions:
         ctx.candidates[batch + 1] = weights
-        started = time.monotonic()
-        (ctx.evaluate_candidate or evaluate)(ctx, batch + 1)
-        before = {name.replace("eval/", "eval/before/", 1): x for name, x in evaluation_metrics(ctx, batch).items()}
-        return {**before, **evaluation_metrics(ctx, batch + 1), "time/eval": time.monotonic() - started}
-    return evaluation_metrics(ctx, batch)
+    started = time.monotonic()
+    for version in versions:
+        (ctx.evaluate or evaluate)(ctx, version)
+    *before, last = [evaluation_metrics(ctx, version) for version in versions]
+    earlier = {name.replace("eval/", "eval/before/", 1): x for metrics in before for name, x in metrics.items()}
+    return {**earlier, **last, "time/eval": time.monotonic() - started}
