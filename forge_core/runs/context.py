@@ -28,6 +28,10 @@ from forge_core.evaluation.suite import heldout_prompts, policy_digest
 from forge_core.generation.base import Generator
 from forge_core.models.scratch import check_encodable
 from forge_core.observability.best_effort import BestEffort
+from forge_core.observability.metric_log import MetricLog
+from forge_core.observability.metrics import record_metric
+from forge_core.observability.reductions import Reduce
+from forge_core.observability.tracing import trace
 from forge_core.rewards.actor import RewardActor
 from forge_core.runs.engines import build_generator, takes_turns
 from forge_core.runs.planning import Planner, shard_count
@@ -89,7 +93,8 @@ class RunContext:
         self.attempt = uuid.uuid4().hex[:8]
         self.ledger = Ledger(store, record.run_id)
         self.candidates: dict[int, str] = {}
-        self.observers: list[Callable[[dict[str, Any]], None]] = [self._prefetch_weights]
+        self.metric_log = MetricLog(store, record.run_id, record.created_at, record.config, role)
+        self.observers: list[Callable[[dict[str, Any]], None]] = [self._prefetch_weights, self.metric_log.commit]
         self.note: Callable[[str], None] = log.info
         self.background = BestEffort(limit_s=120.0, name="background")
         w = self.config.weights
@@ -258,7 +263,9 @@ class RunContext:
             if self._generator is None:
                 self._generator = build_generator(self, version)
             if self._generator.get_version() < version:
-                self._generator.update_weights(version)
+                with trace("generator_perf/update_weights"):
+                    self._generator.update_weights(version)
+                record_metric("generator/update_weights/count_weight_updates", 1, Reduce.SUM)
             return self._generator
 
     def forget_generator(self) -> None:
@@ -291,6 +298,7 @@ class RunContext:
     def close(self) -> None:
         """End the engines of this process, and what it still does in the background."""
         self.background.close(timeout=10.0)
+        self.metric_log.close()
         self.forget_generator()
         for name in ("trainer", "reference", "rewards"):
             if name in self.__dict__:
