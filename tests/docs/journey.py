@@ -64,6 +64,7 @@ NOT_RUN = {
     "forge retrain-from first --from-version 4 'loss.correction={name: truncated}' run.id=late": REDOING,
     "FORGE_CODE_PATH=$HOME/rewards:$PWD forge resume first": SECURITY,
     "forge slurm config.yaml --nodes 2 --gpus-per-node 8 --partition gpu store=s3://bucket/forge > job.sh": NODES,
+    "forge slurm sft.yaml --sft --nodes 2 --gpus-per-node 8 store=s3://bucket/forge > sft.sh": NODES,
     "sbatch job.sh": NODES,
     "forge train config.yaml run.id=my-run store=s3://bucket/forge": NODES,
     "forge join my-run --store s3://bucket/forge": NODES,
