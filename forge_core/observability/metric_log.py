@@ -79,7 +79,7 @@ class MetricLog:
         """Finish what is under way, within ``CLOSE_S`` seconds each."""
         self._streams.close()
         if self._writer is not None and not self._writer.close(CLOSE_S):
-            log.warning("metrics of %s are not all stored: forge query %s writes the rest", self._run_id, self._run_id)
+            log.warning("metrics of %s are not all stored: the next process that trains it adds them", self._run_id)
         for feed in self._feeds or []:
             feed.close()
         self._feeds = self._writer = None

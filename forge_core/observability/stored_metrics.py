@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from forge_core.data_model import METRICS, to_parquet
@@ -49,14 +49,3 @@ class StoredMetrics:
             entry = self._ledger.required(batch)
             self._last = (batch, entry, Shards.read(self._store, entry))
         return self._last[1], self._last[2]
-
-
-def write_metrics(store: Store, run_id: str, note: Callable[[str], None] = lambda _: None) -> int:
-    """Write the metrics of all committed steps that lack them, such as those of a run of an earlier release; how many
-    that were."""
-    metrics, written = StoredMetrics(store, run_id), 0
-    for batch in metrics.missing(Ledger(store, run_id).head()):
-        metrics.write(batch)
-        written += 1
-        note(f"metrics of step {batch}")
-    return written
