@@ -125,6 +125,11 @@ class RunContext:
         return heldout_prompts(self.config, self.prompts)
 
     @cached_property
+    def heldout_ids(self) -> dict[int, list[int]]:
+        """Token ids of the prompts of an evaluation, by row: the same for every version."""
+        return {prompt.row: self.encode(prompt) for prompt in self.heldout}
+
+    @cached_property
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 

@@ -43,7 +43,8 @@ def evaluated_by(config: RunConfig, batch: int) -> list[int]:
 
 def evaluation_requests(ctx: RunContext, version: int) -> list[GenerationRequest]:
     """What an evaluation asks for; ids are ``<run_id>/eval-<version>/<prompt>/<sample>``."""
-    return suite_requests(ctx.config, ctx.heldout, ctx.encode, f"{ctx.run_id}/eval-{version:08d}", version)
+    encode = lambda prompt: ctx.heldout_ids[prompt.row]
+    return suite_requests(ctx.config, ctx.heldout, encode, f"{ctx.run_id}/eval-{version:08d}", version)
 
 
 def evaluate(ctx: RunContext, version: int) -> str:
@@ -65,7 +66,7 @@ def _evaluate(ctx: RunContext, version: int) -> str:
     graded = grade(ctx, episodes)
     files = {EPISODES_FILE: episodes_bytes(rows), REWARDS_FILE: rewards_bytes(episodes, graded)}
     tokens = sum(len(e.response_ids) for e in episodes)
-    provenance = {"seconds": seconds, "tokens": tokens, "policy_version": version}
+    provenance = {"seconds": seconds, "tokens": tokens, "policy_version": version, "asked": len(requests)}
     return ctx.store.publish(prefix, files, request=request, provenance=provenance).prefix
 
 
@@ -88,10 +89,11 @@ def evaluation_metrics(ctx: RunContext, version: int) -> dict[str, float]:
     prefix = layout.evaluation(ctx.run_id, version, ctx.weights_content(version))
     episodes = read_episodes(ctx.store, prefix)
     add_rewards(ctx.store, prefix, episodes)
+    asked = ctx.store.open_published(prefix).manifest.provenance.get("asked", len(episodes))
     counts = {
         "eval/version": version,
         "eval/prompts": len({e.group_id for e in episodes}),
-        "eval/missing": len(evaluation_requests(ctx, version)) - len(episodes),
+        "eval/missing": asked - len(episodes),
         "eval/failed_grades": sum(e.reward is None for e in episodes),
     }
     graded = any(e.reward is not None for e in episodes)
