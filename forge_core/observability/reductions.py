@@ -69,6 +69,13 @@ class _Sum:
         return [str(self.total), repr(self.odd)]
 
 
+def _rounded(exact: Fraction) -> float:
+    try:
+        return float(exact)
+    except OverflowError:  # beyond the largest float
+        return math.inf if exact > 0 else -math.inf
+
+
 class _Mean:
     def __init__(self) -> None:
         self.count, self._sum = 0, _Sum()
@@ -85,12 +92,12 @@ class _Mean:
         return {"count": self.count, "sum": self._sum.state()}
 
     def value(self) -> float:
-        return self._sum.odd or float(self._sum.total / self.count) if self.count else 0.0
+        return self._sum.odd or _rounded(self._sum.total / self.count) if self.count else 0.0
 
 
 class _Total(_Mean):
     def value(self) -> float:
-        return self._sum.odd or float(self._sum.total)
+        return self._sum.odd or _rounded(self._sum.total)
 
 
 class _Std:
@@ -114,7 +121,7 @@ class _Std:
         if self._sum.odd:
             return math.nan
         n = max(self.count, 1)
-        return math.sqrt(self._squares.total / n - (self._sum.total / n) ** 2)
+        return math.sqrt(_rounded(self._squares.total / n - (self._sum.total / n) ** 2))
 
 
 class _Extreme:

@@ -17,7 +17,7 @@ from typing import Any
 
 from forge_core.observability.catalogue import DROPPED, LOOP, TRAINER, known, names
 from forge_core.observability.reductions import Reduce, State, merged
-from forge_core.store import Store
+from forge_core.store import NotFound, Store
 
 Entry = Mapping[str, Any]
 Row = dict[str, Any]
@@ -38,8 +38,7 @@ class Shards:
     @classmethod
     def read(cls, store: Store, entry: Entry) -> Shards:
         found = {
-            stage: [store.open_published(prefix).manifest.provenance or {} for prefix in prefixes]
-            for stage, prefixes in entry["shards"].items()
+            stage: [_provenance(store, prefix) for prefix in prefixes] for stage, prefixes in entry["shards"].items()
         }
         return cls(found)
 
@@ -70,6 +69,14 @@ class Shards:
             total += max(0.0, end - max(start, until))
             until = max(until, end)
         return total
+
+
+def _provenance(store: Store, prefix: str) -> dict[str, Any]:
+    """What is known of a shard; nothing, where somebody has deleted it."""
+    try:
+        return store.open_published(prefix).manifest.provenance or {}
+    except NotFound:
+        return {}
 
 
 @dataclass(frozen=True)

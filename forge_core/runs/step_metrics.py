@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from forge_core.runs.consumption import StepData
+from forge_core.store import Store
 from forge_core.training.launch import world_size
 
 if TYPE_CHECKING:
     from forge_core.runs.context import RunContext
 
+CONFIG = "config.json"
 PEAK_FLOPS = {  # dense bfloat16, a second, by what the driver calls the GPU
     "GB200": 2.5e15, "B200": 2.25e15, "B100": 1.75e15, "H200": 989e12, "H100": 989e12, "GH200": 989e12,
     "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "MI355X": 2.5e15, "MI325X": 1307e12, "MI300X": 1307e12,
@@ -66,11 +69,9 @@ def work_metrics(ctx: RunContext, weights: str, lengths: Sequence[float], epochs
     files = ctx.store.open_published(weights).manifest.files
     size = sum(file.size for file in files if file.name.endswith(".safetensors"))
     tokens, squares = epochs * sum(lengths), epochs * sum(length * length for length in lengths)
-    found = {
-        "weights/bytes": float(size),
-        "trainer/tokens": float(round(tokens)),
-        "trainer/model_flops": model_flops(_model_config(ctx), tokens, squares),
-    }
+    found = {"weights/bytes": float(size), "trainer/tokens": float(round(tokens))}
+    if config := _model_config(ctx.store, ctx.ledger.weights_prefix(0)):
+        found["trainer/model_flops"] = model_flops(config, tokens, squares)
     peak = peak_flops(ctx.device("trainer"))
     return found | ({"time/peak_flops": peak * world_size(ctx.config)} if peak else {})
 
@@ -88,9 +89,11 @@ def model_flops(config: dict[str, Any], tokens: float, squares: float) -> float:
     return 6.0 * weights * tokens + 6.0 * layers * queries * squares
 
 
-def _model_config(ctx: RunContext) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((ctx.weights_dir(0) / "config.json").read_text())
-    return config
+@lru_cache(maxsize=2)
+def _model_config(store: Store, weights: str) -> dict[str, Any]:
+    """The model's configuration, as it was published with its weights; empty where there is none."""
+    published = store.open_published(weights)
+    return json.loads(published.read(CONFIG)) if CONFIG in published.files else {}
 
 
 def peak_flops(device: str) -> float | None:
