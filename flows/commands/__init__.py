@@ -38,6 +38,7 @@ COMMANDS = {  # name -> module of this package, and its function
     "new": "scaffold:new",
     "promote": "registry:promote",
     "query": "querying:query",
+    "report": "reporting:report",
     "rescore": "redoing:rescore",
     "resume": "running:resume",
     "retrain-from": "redoing:retrain_from",
@@ -52,6 +53,7 @@ COMMANDS = {  # name -> module of this package, and its function
     "stop": "inspection:stop",
     "train": "running:train",
     "try": "trying:try_prompts",
+    "watch": "reporting:watch",
 }
 
 
