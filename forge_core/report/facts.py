@@ -142,5 +142,5 @@ def _missing(facts: Facts) -> Iterable[str]:
 def _named(entry: Mapping[str, Any]) -> Iterable[str]:
     for prefixes in entry.get("shards", {}).values():
         yield from prefixes
-    if "training" in entry:
+    if entry.get("training"):  # a supervised step has none
         yield entry["training"]

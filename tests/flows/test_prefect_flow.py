@@ -117,7 +117,7 @@ def test_a_real_run_reads_well_in_the_ui(
     assert {a["key"]: a["type"] for a in artifacts} == {
         "reads-well-progress": "progress",
         "reads-well-steps": "table",
-        "reads-well-reward": "image",
+        **{f"reads-well-{name}": "image" for name in ("reward", "lengths", "stability", "staleness", "stages")},
     }
     data = {a["key"].removeprefix("reads-well-"): a["data"] for a in artifacts}
     assert data["progress"] == 100

@@ -25,7 +25,7 @@ def artifacts_of(server: ServerHandle, flow_run_id: str) -> dict[str, Any]:
         return {artifact["key"]: artifact for artifact in json.load(reply)}
 
 
-def test_a_flow_run_shows_progress_table_and_reward_curve(prefect_server: ServerHandle) -> None:
+def test_a_flow_run_shows_progress_table_and_figures(prefect_server: ServerHandle) -> None:
     from prefect import flow, runtime
 
     from flows.artifacts import RunArtifacts
@@ -49,7 +49,7 @@ def test_a_flow_run_shows_progress_table_and_reward_curve(prefect_server: Server
     assert (effort.failed, effort.dropped) == (0, 0)
     assert seen["seconds per step"] < 0.005
     shown = artifacts_of(prefect_server, seen["id"])
-    assert set(shown) == {"run-7-b-progress", "run-7-b-steps", "run-7-b-reward"}
+    assert set(shown) == {f"run-7-b-{what}" for what in ("progress", "steps", "reward", "stability")}
     assert shown["run-7-b-progress"]["data"] == 50.0
     rows = json.loads(shown["run-7-b-steps"]["data"])
     assert len(rows) == 30
@@ -58,6 +58,24 @@ def test_a_flow_run_shows_progress_table_and_reward_curve(prefect_server: Server
     assert kind == "data:image/png;base64"
     assert base64.b64decode(image).startswith(b"\x89PNG")
     assert len(image) > 10_000
+
+
+def test_figures_are_drawn_while_the_run_goes_on_but_not_at_every_step(
+    prefect_server: ServerHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows import artifacts as module
+
+    monkeypatch.setattr(module, "UPDATE_S", 0.0)
+    monkeypatch.setattr(module, "FIGURES_S", 0.0)
+    sent: list[str] = []
+    monkeypatch.setattr(module.RunArtifacts, "_put", lambda self, client, kind, what, data: sent.append(what))
+    effort = BestEffort(limit_s=30)
+    artifacts = module.RunArtifacts(effort, "00000000-0000-0000-0000-000000000001", "run-9", total=60)
+    for entry in learning_run(20):
+        artifacts.step(entry)
+        time.sleep(0.02)
+    assert effort.close(timeout=30)
+    assert (effort.failed, sent.count("reward")) == (0, 1), "a drawing is followed by fifty times its length without"
 
 
 def test_a_server_that_accepts_and_never_answers_does_not_slow_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
