@@ -34,12 +34,13 @@ def _own_folder(pid: int, parent: str) -> Path:
     _remove_abandoned(Path(parent))
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists():
-            atexit.register(_remove, folder, pid)
-            return folder
-        os.close(lock)
+        with suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                atexit.register(_remove, folder, pid)
+                return folder
+            os.close(lock)
 
 
 def _remove(folder: Path, pid: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_core.temporary import temporary_folder
+from forge_core.temporary import _own_folder, temporary_folder
 
 HOLD = """
 import sys, time
@@ -72,6 +72,18 @@ def test_the_next_process_removes_what_a_killed_one_left_and_nothing_of_a_living
         assert living.folder.exists()
         assert own.name.startswith("checkpoint-")
     assert not own.exists()
+
+
+def test_processes_that_start_together_take_no_folder_from_each_other(parent: Path) -> None:
+    with multiprocessing.get_context("fork").Pool(8) as pool:
+        kept = pool.map(_keeps_its_folder, range(400), chunksize=1)
+    assert all(kept)
+
+
+def _keeps_its_folder(number: int) -> bool:
+    _own_folder.cache_clear()
+    with temporary_folder(str(number)) as own:
+        return own.is_dir()
 
 
 def test_a_forked_child_has_a_folder_of_its_own(parent: Path) -> None:
