@@ -7,7 +7,7 @@ It serves one parent over the socket FD (:class:`forge_core.processes.channel.Ch
   new version starts; one that has none is prefilled again. Nothing finished is reported between a swap and its probe.
 - A request whose ``min_version`` is above the served version is refused.
 - A swap that fails ends this process: parameters may be half loaded. The parent starts it again on the last good
-  version.
+  version. So does the death of the engine's own process, whatever was waiting for it.
 
 It touches vLLM's output processor for one thing only: how many tokens a request has at the moment of a swap.
 """
@@ -27,6 +27,8 @@ from forge_core.generation.vllm_open import Open, finished, sampling_params
 from forge_core.generation.vllm_slots import PROBE_PRIORITY, reserve_slots
 from forge_core.models.probe import check
 from forge_core.processes.channel import Channel
+
+LOOK_S = 0.2
 
 
 class EngineHost:
@@ -72,7 +74,9 @@ class EngineHost:
         number = body.pop("call")
         try:
             result = await getattr(self, f"_on_{kind}")(**body)
-        except BaseException as error:
+        except Exception as error:
+            if self._engine.errored:
+                raise  # that is its death, and no answer
             self._channel.send(("failed", (number, f"{type(error).__name__}: {error}")))
             if kind != "config":
                 raise  # the engine's memory or weights are in an unknown state
@@ -251,6 +255,20 @@ async def serve(channel: Channel) -> None:
     config = args.create_engine_config(UsageContext.LLM_CLASS)
     reserve_slots(config.scheduler_config)
     engine = AsyncLLM.from_vllm_config(config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True)
+    serving = asyncio.ensure_future(_serve(engine, channel, start))
+    dying = asyncio.ensure_future(_died(engine))
+    await asyncio.wait([serving, dying], return_when=asyncio.FIRST_COMPLETED)
+    await (serving if serving.done() else dying)
+
+
+async def _died(engine: Any) -> None:
+    """Raise once the engine's own process is gone: vLLM answers no call that was waiting for it."""
+    while not engine.errored:
+        await asyncio.sleep(LOOK_S)
+    raise RuntimeError("the process of vLLM's engine is gone")
+
+
+async def _serve(engine: Any, channel: Channel, start: dict[str, Any]) -> None:
     host = EngineHost(engine, channel, start["version"], start["dtype"])
     await host._check(start["probe"])
     loop = asyncio.get_running_loop()

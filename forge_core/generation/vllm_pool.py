@@ -94,7 +94,8 @@ class EnginePool:
 
     def update(self, version: int) -> None:
         """Move every engine to ``version``. ValueError for an older one; WeightsError when the files do not fit or an
-        engine could not take them: then the present version stays the one that is served."""
+        engine could not take them: then the present version stays the one that is served. An engine that dies meanwhile
+        for another reason is started again on ``version``."""
         self.any()  # before the lock: an engine that is being started again needs it
         with self._updating:
             if version == self.version:
@@ -170,7 +171,7 @@ class EnginePool:
             try:
                 return replica.update(version, handed, drain=self.settings.drain, probe=expected)
             except ReplicaDied as error:
-                return error
+                return error if replica.refused else {}
 
         with self._loadable(folder) as handed, ThreadPoolExecutor(len(self._replicas)) as pool:
             outcomes = list(pool.map(update, replicas))

@@ -66,6 +66,11 @@ class Replica:
         threading.Thread(target=self._read, name=f"{name}-reader", daemon=True).start()
 
     @property
+    def refused(self) -> bool:
+        """Whether the child ends because it could not do what it was asked; otherwise its death has another cause."""
+        return self._failed
+
+    @property
     def alive(self) -> bool:
         return not (self._dead or self._closing or self._failed)
 

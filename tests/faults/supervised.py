@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,7 +152,7 @@ class Supervised:
         # By descent: vLLM writes its title over the environment, and with it over the tag.
         owners = [psutil.Process(forge.process.pid) for forge in self.running.values() if forge.process.poll() is None]
         family = [process for owner in owners for process in owner.children(recursive=True)]
-        return [p for p in family if CHILDREN[kind] in " ".join([p.name(), *p.cmdline()])]
+        return [process for process in family if CHILDREN[kind] in title(process)]
 
     # The rest ---------------------------------------------------------------------------------------------------------
 
@@ -184,6 +185,13 @@ class Supervised:
     def _forge(self, *arguments: object) -> Forge:
         own = "PREFECT_API_URL" not in self.environment
         return Forge(self.folder, *arguments, own_server=own, environment=self.environment)
+
+
+def title(process: psutil.Process) -> str:
+    """What a living process is called; nothing for one that has just ended."""
+    with suppress(psutil.Error):
+        return " ".join([process.name(), *process.cmdline()])
+    return ""
 
 
 def made(keys: Sequence[str], product: str) -> int:
