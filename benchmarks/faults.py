@@ -109,10 +109,10 @@ class Bench:
         done, deadline = 0, time.monotonic() + 60 * minutes
         while done < wanted and time.monotonic() < deadline:
             for scene, kinds in deck(self.rng).items():
-                for kill in self.killed(scene, kinds[: wanted - done]):
-                    done += 1
-                    print(f"{done} of {wanted} kills: {kill}", flush=True)
-                    yield kill
+                kills = list(self.killed(scene, kinds[: wanted - done]))  # counted once the run is found whole
+                done += len(kills)
+                print(f"{done} of {wanted} kills: {kills}", flush=True)
+                yield from kills
 
 
 def summary(kills: list[Kill]) -> dict[str, Any]:
@@ -134,17 +134,22 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    machine = provenance()
+    machine, kills = provenance(), []
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         bench = Bench(Path(folder), random.Random(args.seed))
         try:
-            kills = list(bench.kills(args.kills, args.minutes))
+            for kill in bench.kills(args.kills, args.minutes):
+                kills.append(kill)
         finally:
             for server in bench.servers.values():
                 server.stop()
+            report(kills, machine, args.seed)
+
+
+def report(kills: list[Kill], machine: dict[str, Any], seed: int) -> None:
     by_kind = {kind: summary([k for k in kills if k.kind == kind]) for kind in sorted(Counter(k.kind for k in kills))}
     detail = [asdict(kill) for kill in kills]
-    write("faults", {"machine": machine, "seed": args.seed, **summary(kills), "by_kind": by_kind, "detail": detail})
+    write("faults", {"machine": machine, "seed": seed, **summary(kills), "by_kind": by_kind, "detail": detail})
 
 
 if __name__ == "__main__":
