@@ -26,10 +26,13 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_core.stop import StopToken
 from forge_core.store import Store, layout
+
+if TYPE_CHECKING:
+    from prefect.states import State
 
 POLL_S = 2.0
 STOP, SIGTERM, CANCELLED = "forge stop", "SIGTERM", "cancelled in Prefect"  # reasons
@@ -112,7 +115,9 @@ class StopWatcher:
 
     def _cancelled(self) -> str | None:
         state = _flow_run_state(self._flow_run_id)
-        return CANCELLED if state in ("CANCELLING", "CANCELLED") else None
+        if state is None or not (state.is_cancelling() or state.is_cancelled()):
+            return None
+        return f"{CANCELLED}: {state.message}" if state.message else CANCELLED
 
 
 def request_stop(store: Store, run_id: str, reason: str = STOP) -> int:
@@ -167,8 +172,8 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
-def _flow_run_state(flow_run_id: object) -> str | None:
-    """The flow run's state type, asked once with a short timeout and without retries."""
+def _flow_run_state(flow_run_id: object) -> State[Any] | None:
+    """The flow run's state, asked once with a short timeout and without retries."""
     from uuid import UUID
 
     from prefect.client.orchestration import get_client
@@ -179,4 +184,4 @@ def _flow_run_state(flow_run_id: object) -> str | None:
         get_client(sync_client=True, httpx_settings={"timeout": 3.0}) as client,
     ):
         run = client.read_flow_run(UUID(str(flow_run_id)))
-    return run.state_type.value if run.state_type else None
+    return run.state

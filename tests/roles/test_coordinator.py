@@ -23,6 +23,7 @@ from tests.faults.processes import ROOT
 from tests.faults.stored import Stored, check_complete
 from tests.fixtures_postgres import create_database
 from tests.fixtures_prefect import OperatedServer, forge_server
+from tests.roles.rewards import MARKER
 from tests.runs.harness import TINY
 
 pytestmark = [pytest.mark.server, pytest.mark.engine]
@@ -57,7 +58,7 @@ def workers(server: OperatedServer, tmp_path_factory: pytest.TempPathFactory) ->
     """All deployments on the server, and a worker for each pool; the folder has the workers' logs and the store."""
     folder = tmp_path_factory.mktemp("workers")
     code = {"PYTHONPATH": str(ROOT), "FORGE_CODE_PATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment = server.environment | code
+    environment = server.environment | code | {MARKER: str(folder / "stuck")}
     deploy = [BIN / "forge", "deploy", "--store", folder / "store"]
     subprocess.run(deploy, cwd=ROOT, env=environment, check=True, timeout=180, capture_output=True)
     running = []
@@ -154,12 +155,18 @@ def test_killed_roles_are_started_again_and_all_end_with_the_run(
     wait_for(lambda: all_ended(server, "killed"), 60)
 
 
-def test_cancelling_the_coordinator_stops_all_roles_and_its_run_can_go_on(
+def test_a_stuck_role_is_replaced_and_cancelling_the_coordinator_stops_all(
     launch: Callable[..., Any], workers: Path, server: OperatedServer
 ) -> None:
-    finished = launch(config("cancelled") | {"steps": 1000})
+    stuck = {"functions": [{"path": "tests.roles.rewards:stuck_once"}], "timeout_s": 3600}
+    values = config("cancelled") | {"steps": 1000, "rewards": stuck, "eval": {"prompts": 0}}
+    finished = launch(values | {"roles": values["roles"] | {"stuck_s": 20}})
     run = Stored(str(workers / "store"), "cancelled")
     wait_for(lambda: run.ledger.head() >= 1)
+    scorers = [r for r in roles_of(server, "cancelled") if r["parameters"]["name"].startswith("scorer")]
+    assert len(scorers) == 2, scorers
+    history = [s for r in scorers for s in api(server, f"/flow_run_states/?flow_run_id={r['id']}")]
+    assert any("it has work and made nothing for 20 s" in (s["message"] or "") for s in history), history
     (coordinator,) = api(server, "/flow_runs/filter", {"flow_runs": {"name": {"any_": ["cancelled"]}}})
     state = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
     api(server, f"/flow_runs/{coordinator['id']}/set_state", state)
