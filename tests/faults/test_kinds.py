@@ -86,7 +86,6 @@ def whole(supervise: Supervise, prefect: Prefect) -> Stored:
     return Stored(run.uri)
 
 
-@pytest.mark.soak  # seen to pass once only, in minutes
 def test_a_run_outlives_its_servers_its_ranks_and_its_machine(
     supervise: Supervise, prefect: Prefect, s3: S3, whole: Stored
 ) -> None:
