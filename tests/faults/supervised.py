@@ -29,6 +29,7 @@ PRODUCTS = {  # kind: where its objects lie; "": any object of the run
 COMPILED = "torchinductor_"  # a cache of torch, kept between processes on purpose
 BAD_INPUT = 2  # the exit status of what no restart mends, such as code that changed meanwhile
 LOOK_S = 0.1
+TIDY_S = 10.0  # in which guards have removed what their processes left
 
 
 @dataclass
@@ -160,8 +161,16 @@ class Supervised:
         """No process, no temporary file."""
         for forge in (*self.ended, *self.running.values()):
             assert forge.orphans() == []
-        left = [path.name for path in (self.folder / "tmp").iterdir() if not path.name.startswith(COMPILED)]
-        assert left == []
+        deadline = time.monotonic() + TIDY_S
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        assert left == [], f"left over: {left}"
+
+    def _left(self) -> list[str]:
+        """Temporary files, with what is in their folders."""
+        temporary = self.folder / "tmp"
+        paths = [str(path.relative_to(temporary)) for path in temporary.rglob("*")]
+        return [path for path in paths if not path.startswith(COMPILED)]
 
     def end(self) -> None:
         """Clean up after a failed test."""
