@@ -44,6 +44,7 @@ from flows.home import (
     prepare_home,
     server_environment,
 )
+from flows.queued import send_or_drop
 
 START_TIMEOUT_S = 180.0
 LOOPBACK = "127.0.0.1"
@@ -77,7 +78,7 @@ class ServerHandle:
         """End the server if it was started here, once it has stored what this process sent it. Idempotent."""
         if self.process is None:
             return
-        _send_what_is_queued(timeout_s)
+        send_or_drop(timeout_s if self.process.poll() is None else 0.0)
         self.process.terminate()
         try:
             self.process.wait(timeout_s)
@@ -229,14 +230,6 @@ def _reload_settings() -> None:
             f"Prefect uses {seen} instead of PREFECT_API_URL={os.environ.get('PREFECT_API_URL')}: "
             "call ensure_server outside of a flow and of prefect.settings.temporary_settings"
         )
-
-
-def _send_what_is_queued(timeout_s: float) -> None:
-    """Events (task states) and logs leave this process in the background; wait for them."""
-    if "prefect.events.worker" in sys.modules:
-        sys.modules["prefect.events.worker"].EventsWorker.drain_all(timeout=timeout_s)
-    if "prefect.logging.handlers" in sys.modules:
-        sys.modules["prefect.logging.handlers"].APILogWorker.drain_all(timeout=timeout_s)
 
 
 def _server_of_home(home: Path) -> str | None:

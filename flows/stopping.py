@@ -28,6 +28,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from flows.queued import limit_at_exit
 from forge_core.stop import StopToken
 from forge_core.store import Store, layout
 
@@ -68,6 +69,7 @@ class StopWatcher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._left.set()
+        limit_at_exit()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._signals.put(None)

@@ -8,6 +8,7 @@ import os
 import sys
 from typing import Any
 
+import httpx
 from rich.console import Console
 
 from flows.arguments.running import ROLES
@@ -120,8 +121,18 @@ def run_flow(start: Any, store: Store, run_id: str, about: str = "") -> int:
         lines = [f"Prefect UI: {server.ui_url}", f"store: {store.uri}", f"run: {run_id}", *([about] if about else [])]
         print(*lines, sep="\n", file=sys.stderr, flush=True)
         return _status(start(), run_id)
+    except httpx.HTTPError as outage:
+        return _without_server(store, run_id, outage)
     finally:
         server.stop()
+
+
+def _without_server(store: Store, run_id: str, outage: httpx.HTTPError) -> int:
+    """The server was gone when the flow had ended and wanted to say so: the store knows how it ended."""
+    finished = Ledger(store, run_id).head() >= load_run(store, run_id).config.steps
+    rest = "is complete in the store" if finished else f"is not complete; go on with: forge resume {run_id}"
+    print(f"the Prefect server does not answer ({outage}); run {run_id} {rest}", file=sys.stderr)
+    return 0 if finished else FAILED
 
 
 def _status(state: Any, run_id: str) -> int:

@@ -17,11 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from tests.faults.processes import Forge, write_config
 from tests.faults.servers import S3, Prefect
 from tests.faults.stored import Stored, check_complete, check_same_run
-from tests.faults.supervised import Supervised
+from tests.faults.supervised import Supervised, title
 from tests.runs.harness import TINY
 
 pytestmark = [pytest.mark.server, pytest.mark.engine]
@@ -115,6 +117,23 @@ def test_a_run_goes_on_when_its_engine_is_killed(supervise: Supervise, prefect: 
     run.finish()
     assert run.starts["flow"] == 1, run.output()
     check_complete(Stored(run.uri), VLLM["steps"], 1)
+
+
+def test_a_run_that_loses_its_own_server_finishes_and_ends(tmp_path: Path) -> None:
+    """Without retries of Prefect's client, which take a minute for each of the two states that end a flow."""
+    config = write_config(tmp_path, TINY | {"steps": STEPS, "max_staleness": 1, "eval": {"prompts": 0}})
+    flow = Forge(tmp_path, "train", config, own_server=True, environment={"PREFECT_CLIENT_MAX_RETRIES": "0"})
+    try:
+        flow.wait_until(lambda: flow.printed(r"step 2/"))
+        (server,) = [p for p in psutil.Process(flow.process.pid).children() if "server_process" in title(p)]
+        server.kill()
+        flow.wait_until(lambda: flow.printed(rf"step {STEPS}/{STEPS}"))
+        assert flow.wait(45) == 0, flow.output  # events in Prefect's queue are not tried one by one, 7 s each
+        assert "run tiny is complete in the store" in flow.output
+        assert flow.orphans() == []
+    finally:
+        flow.end()
+    check_complete(Stored(tmp_path / "store"), STEPS, 1)
 
 
 CLOCK = """
