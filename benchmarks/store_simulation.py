@@ -172,8 +172,8 @@ class Weights:
 
 
 class Grader:
-    def grade_many(self, items: list[Any], stop: Any) -> list[Graded]:
-        return [Graded(random.random(), {}) for _ in items]
+    def grade_with_metrics(self, items: list[Any], stop: Any) -> tuple[list[Graded], dict[str, float]]:
+        return [Graded(random.random(), {}) for _ in items], {}
 
     def close(self) -> None: ...
 

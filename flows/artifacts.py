@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -31,7 +31,8 @@ TABLE_ROWS = 200  # an artifact is sent whole on each update
 
 
 class RunArtifacts:
-    """The artifacts of one flow run; ``total`` is the number of training steps, ``columns`` those of their table."""
+    """The artifacts of one flow run; ``total`` is the number of training steps, ``columns`` those of their table,
+    ``curve`` the name of the closing picture and what draws it (None: there is none)."""
 
     def __init__(
         self,
@@ -40,8 +41,10 @@ class RunArtifacts:
         run_id: str,
         total: int,
         columns: Mapping[str, Callable[[Entry], str]] = COLUMNS,
+        curve: tuple[str, Callable[[Sequence[Entry], IO[bytes]], None]] | None = None,
     ) -> None:
         self._columns = columns
+        self._picture = ("reward", reward_curve_png) if columns is COLUMNS else curve
         self._best_effort = best_effort
         self._flow_run_id = UUID(str(flow_run_id))
         self._name = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
@@ -61,11 +64,11 @@ class RunArtifacts:
                 self._waiting = False
 
     def finish(self, entries: Sequence[Entry]) -> None:
-        """Show the final state of all ``entries``, and their reward curve."""
+        """Show the final state of all ``entries``, and their curve."""
         self._entries = list(entries)
         self._best_effort.submit(self._update)
-        if self._columns is COLUMNS:
-            self._best_effort.submit(self._curve)
+        if self._picture is not None:
+            self._best_effort.submit(self._curve, *self._picture)
 
     def _update(self) -> None:
         self._waiting, self._updated = False, time.monotonic()
@@ -76,11 +79,11 @@ class RunArtifacts:
             self._put(client, "progress", "progress", 100.0 * newest / self._total)
             self._put(client, "table", "steps", json.dumps(rows))
 
-    def _curve(self) -> None:
+    def _curve(self, name: str, draw: Callable[[Sequence[Entry], IO[bytes]], None]) -> None:
         image = io.BytesIO()
-        reward_curve_png(self._entries, image)
+        draw(self._entries, image)
         with _client() as client:
-            self._put(client, "image", "reward", "data:image/png;base64," + base64.b64encode(image.getvalue()).decode())
+            self._put(client, "image", name, "data:image/png;base64," + base64.b64encode(image.getvalue()).decode())
 
     def _put(self, client: SyncPrefectClient, kind: str, what: str, data: Any) -> None:
         if what in self._ids:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from prefect import runtime
 from prefect.context import FlowRunContext
 
-from forge_core.config import ConfigError, RunConfig
-from forge_core.runs.record import with_new_id
+from forge_core.config import ConfigError
+from forge_core.runs.record import C, with_new_id
 from forge_core.store import Ledger, Store, layout
 
 CRASHES = 3
@@ -31,7 +31,7 @@ def is_deployed() -> bool:
     return bool(context and context.flow_run and context.flow_run.deployment_id)
 
 
-def with_run_id(config: RunConfig, flow: str) -> RunConfig:
+def with_run_id(config: C, flow: str) -> C:
     """``config`` with a run id: its own, or that of this flow run."""
     if config.run.id is not None:
         return config

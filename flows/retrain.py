@@ -1,4 +1,4 @@
-"""Scheduled retraining: new data, a candidate, its evaluation, the gate, the registry.
+"""Scheduled retraining: new data, supervised training if wanted, a candidate, its evaluation, the gate, the registry.
 
 Everything is in the store and none of it twice: a retraining that is started again after a crash, with the same inputs
 or the same ``retrain_id``, goes on with its run, finds its evaluations, and is decided once. Training happens in this
@@ -13,10 +13,18 @@ from prefect import flow
 from prefect.states import Cancelled, Completed
 
 from flows.parameters import RetrainParameter
-from flows.retraining import announce_decision, evaluated, nothing_to_do, retraining_name, store_of, train_candidate
+from flows.retraining import (
+    announce_decision,
+    evaluated,
+    fine_tune_candidate,
+    nothing_to_do,
+    retraining_name,
+    store_of,
+    train_candidate,
+)
 from flows.stoppable import stoppable
-from forge_core.config.retrain_config import load_retrain_config
-from forge_core.retraining.beginning import NothingToDo, Retraining, begin
+from forge_core.config.retrain_config import load_retrain_config, supervised_run
+from forge_core.retraining.beginning import NothingToDo, Retraining, begin, fine_tuned
 from forge_core.retraining.judging import enter
 from forge_core.stop import Stopped, StopToken
 from forge_core.store import Store
@@ -37,9 +45,14 @@ def retrain(
     """
     settings, run = load_retrain_config(config, overrides or {})
     store = store_of(run)
-    work = begin(store, settings, run, retrain_id, force)
+    work = begin(store, settings, run, retrain_id, force, supervised_run(settings))
     if isinstance(work, NothingToDo):
         return nothing_to_do(work)
+    if work.sft is not None:
+        tuned = fine_tune_candidate(store, work.sft)
+        if not tuned.is_completed():
+            return tuned
+        work = fine_tuned(store, work)
     trained = train_candidate(store, work)
     if not trained.is_completed():
         return trained

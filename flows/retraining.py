@@ -15,11 +15,16 @@ from flows.distributed import coordinate
 from flows.elsewhere import evaluated_elsewhere
 from flows.grpo import train_policy
 from flows.session import new_session, resumed_session
+from flows.sft import train_steps
+from flows.sft_session import new_sft_session, resumed_sft_session
 from forge_core.config import RunConfig, store_uri
 from forge_core.config.retrain_config import RetrainConfig
+from forge_core.config.sft_config import SftConfig
 from forge_core.evaluation.policies import Policy
 from forge_core.retraining.beginning import NothingToDo, Retraining
 from forge_core.retraining.report import VERBS, report
+from forge_core.runs.early_end import is_finished
+from forge_core.runs.record import load_run
 from forge_core.stop import StopToken
 from forge_core.store import Ledger, Store, layout, open_store
 from forge_core.weights.registry import Entry, shown
@@ -41,6 +46,19 @@ def store_of(run: RunConfig) -> Store:
 def nothing_to_do(work: NothingToDo) -> State[Any]:
     log.info(work.why)
     return Completed(message=work.why)
+
+
+def fine_tune_candidate(store: Store, config: SftConfig) -> State[Any]:
+    """The supervised run of a retraining: begun, gone on with, or found finished."""
+    run_id = str(config.run.id)
+    begun = store.exists(layout.run_json(run_id))
+    if begun and is_finished(store, load_run(store, run_id)):
+        return Completed(message="fine-tuned before")
+    session = resumed_sft_session(run_id, store.uri, {}, [], False) if begun else new_sft_session(config, {})
+    with session:
+        train_steps(session)
+    assert session.outcome is not None
+    return session.outcome
 
 
 def train_candidate(store: Store, work: Retraining) -> State[Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from prefect import runtime
 from prefect.states import Cancelled, Completed, State
@@ -92,15 +92,21 @@ class Session:
         self.config = record.config
         self.stop = StopToken()
         self.window = Window(self.stop)
-        self.shards = shard_count(record.config)
         self.outcome: State[Any] | None = None
-        self._context = RunContext(store, record, self.stop)
+        self._context = self._opened(store, record)
         self._watcher = StopWatcher(self.stop, store, record.run_id, runtime.flow_run.id)
         self._best_effort = BestEffort(limit_s=30.0)
         self._log = ProcessLog(record.run_id, role=None)
         self._artifacts = RunArtifacts(self._best_effort, runtime.flow_run.id, record.run_id, self.config.steps)
         self._console = wide_console()
         self._progress = ProgressDisplay(record.run_id, self.config.steps, console=self._console)
+
+    def _opened(self, store: Store, record: RunRecord) -> RunContext:
+        return RunContext(store, record, self.stop)
+
+    @property
+    def shards(self) -> int:
+        return shard_count(self.config)
 
     def first_batch(self) -> int:
         """The first training step that is not committed; from here on steps are timed."""
@@ -109,7 +115,7 @@ class Session:
         self._context.rollouts.begin(len(entries))
         return len(entries)
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         attach(self.run, self._context)
         self._context.observers += [self._artifacts.step, self._progress.update]
         self._watcher.__enter__()

@@ -19,10 +19,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge_core.config.errors import ConfigError
 from forge_core.config.run_config import RunConfig
 from forge_core.training.launch import ranks_per_node
+
+if TYPE_CHECKING:
+    from forge_core.config.any_config import AnyConfig
 
 CPU = "cpu"
 DRIVERS = ("nvidia[0-9]*", "nvidiactl", "kfd", "dxg")  # device files of NVIDIA's, AMD's and WSL's drivers
@@ -99,6 +103,20 @@ def place(config: RunConfig, gpus: Sequence[str], *, nodes: int = 1) -> Placemen
     ids, trainer = own.get(GENERATOR, ()), own.get(TRAINER, ())
     generator = tuple(ids[i * procs : (i + 1) * procs] for i in range(replicas))  # of empty ones on the CPU
     return Placement(generator, trainer, own.get(REFERENCE, ()), shared=bool(ids) and ids == trainer)
+
+
+def place_trainer(config: AnyConfig, gpus: Sequence[str], *, nodes: int = 1) -> Placement:
+    """Where the trainer of ``config`` works on a machine with ``gpus`` when it is the only role. Raises ConfigError."""
+    ranks, wanted = ranks_per_node(config, nodes), config.services.trainer.with_gpus
+    if wanted is False or not (gpus or wanted):
+        return Placement(((),), (), ())
+    if ranks > len(gpus):
+        smaller = f"parallelism.data_parallel_shard_degree={len(gpus)}" if gpus else f"{TRAINER}.with_gpus=false"
+        raise ConfigError(
+            f"parallelism: not enough GPUs: {ranks} are wanted (data_parallel_shard_degree x tensor_parallel_degree x "
+            f"pipeline_parallel_degree), but this machine has {len(gpus)}: lower a degree, such as {smaller}"
+        )
+    return Placement(((),), tuple(gpus[:ranks]), ())
 
 
 def alone(config: RunConfig, role: str) -> RunConfig:

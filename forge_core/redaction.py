@@ -30,6 +30,12 @@ def is_secret_name(name: str) -> bool:
     return not WORDS.isdisjoint(name.upper().split("_"))
 
 
+def is_key_name(name: str) -> bool:
+    """Whether a variable of this name holds the key of a service that a reward may ask: not one of the store's, the
+    hub's or the machine's secrets, which a configuration could otherwise have sent to any address."""
+    return name.isidentifier() and name.upper().endswith("_API_KEY")
+
+
 def has_password(value: str) -> bool:
     """Whether ``value`` is, or holds, an address with a password, such as ``postgresql://user:password@host``."""
     return _PASSWORD_IN_ADDRESS.search(value) is not None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from flows.arguments import deploying, operating, redoing, registry, running
+from flows.arguments import data, deploying, operating, redoing, registry, running, sft
 from flows.arguments.common import Commands
 
-GROUPS = (running, deploying, operating, redoing, registry)
+GROUPS = (running, data, sft, deploying, operating, redoing, registry)
 
 
 def parser() -> argparse.ArgumentParser:

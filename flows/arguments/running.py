@@ -37,7 +37,8 @@ def add_to(commands: Commands) -> None:
     export.add_argument("directory", metavar="DIR", help="folder to create, for transformers and most other tools")
     which = export.add_mutually_exclusive_group()
     which.add_argument("--version", type=int, metavar="N", help="policy version (default: the newest)")
-    which.add_argument("--best", action="store_true", help="the version with the best evaluation reward")
+    which.add_argument("--best", action="store_true", help="the version with the best evaluation reward or loss")
+    export.add_argument("--adapter", action="store_true", help="only the LoRA adapter, for peft")
     new = add("new", "make a folder with a configuration, a reward and its test, which run as they are", store=False)
     new.add_argument("directory", metavar="DIR", help="folder to create")
     add("runs", "list the runs of a store")
@@ -45,6 +46,7 @@ def add_to(commands: Commands) -> None:
         "--json", action="store_true", help="one JSON object per committed batch"
     )
     check = add("config", "validate a configuration and print it in full", config=True, store=False, overridable=True)
+    check.add_argument("--sft", action="store_true", help="CONFIG is one of forge sft")
     check.add_argument("--estimate", action="store_true", help="print the memory of each role, and whether it fits")
     check.add_argument(
         "--gpu-memory", type=gibibytes, metavar="GIB", help="with --estimate: on GPUs of this size, as many as it takes"

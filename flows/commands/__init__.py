@@ -23,6 +23,7 @@ FAILURES = (ServerError,)  # errors that say what to do without a traceback
 COMMANDS = {  # name -> module of this package, and its function
     "config": "inspection:config",
     "convert": "models:convert",
+    "data": "data:data",
     "deploy": "deploying:deploy",
     "create": "running:create",
     "doctor": "inspection:doctor",
@@ -45,6 +46,7 @@ COMMANDS = {  # name -> module of this package, and its function
     "rollback": "registry:rollback",
     "runs": "inspection:runs",
     "server": "deploying:server",
+    "sft": "sft:sft",
     "slurm": "slurm:slurm",
     "stop": "inspection:stop",
     "train": "running:train",

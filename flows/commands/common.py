@@ -12,6 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from forge_core.config import ConfigError, RunConfig, load_config, store_uri
+from forge_core.config.any_config import AnyConfig
+from forge_core.config.sft_config import SftConfig
+from forge_core.config.sft_loader import load_sft_config
 from forge_core.runs.record import RunRecord, load_run
 from forge_core.store import Ledger, Store, StoreError, open_store
 
@@ -19,7 +22,7 @@ UNLIMITED = 10_000  # columns: more than any table has
 
 
 def opened_store(
-    args: argparse.Namespace, config: RunConfig | None = None, *, quiet: bool = False, probe: bool = True
+    args: argparse.Namespace, config: AnyConfig | None = None, *, quiet: bool = False, probe: bool = True
 ) -> Store:
     """The store of this command, printed (on standard error, so that output stays readable by machines)."""
     store = open_store(store_uri(args.store, config), probe=probe)
@@ -63,6 +66,12 @@ def log_to_stderr() -> None:
 def loaded_config(args: argparse.Namespace) -> RunConfig:
     """CONFIG with its overrides; ``--store`` wins over the file."""
     config = load_config(args.config, args.overrides)
+    return config if getattr(args, "store", None) is None else config.model_copy(update={"store": args.store})
+
+
+def loaded_sft_config(args: argparse.Namespace) -> SftConfig:
+    """CONFIG with its overrides; ``--store`` wins over the file."""
+    config = load_sft_config(args.config, args.overrides)
     return config if getattr(args, "store", None) is None else config.model_copy(update={"store": args.store})
 
 

@@ -6,11 +6,14 @@ from rich.table import Table
 
 from flows.commands.common import show
 from forge_core.config import RunConfig
-from forge_core.devices import gpu_memory, gpus_wanted, place
+from forge_core.config.sft_config import SftConfig
+from forge_core.devices import gpu_memory, gpus_wanted, place, place_trainer
 from forge_core.observability.memory import machine_memory
 from forge_core.runs.estimate import step_estimate
-from forge_core.runs.memory_estimate import GIB, PARTS, USABLE, DeviceFit, RoleMemory, fits, roles_memory
+from forge_core.runs.memory_estimate import GIB, PARTS, PROCESS, USABLE, DeviceFit, RoleMemory, fits, roles_memory
 from forge_core.runs.model_shape import model_shape
+from forge_core.runs.sft_estimate import sft_memory, stored_weights, trained_parameters
+from forge_core.training.launch import world_size
 
 
 def show_estimate(config: RunConfig, gib: float | None) -> bool:
@@ -31,6 +34,25 @@ def show_estimate(config: RunConfig, gib: float | None) -> bool:
         f"each training step: about {step.tokens:,} tokens in {config.episodes_per_batch:,} episodes; stored are "
         f"{_gib(step.episodes)} GiB of episodes, {_gib(step.weights)} GiB of weights and, when one is due, a "
         f"checkpoint of {_gib(step.checkpoint)} GiB"
+    )
+    return all(fit.fits for fit in found)
+
+
+def show_sft_estimate(config: SftConfig, gib: float | None) -> bool:
+    """The same for a supervised run, whose only role is the trainer."""
+    shape, ranks = model_shape(config), world_size(config)
+    sizes = gpu_memory() if gib is None else {str(index): round(gib * GIB) for index in range(ranks)}
+    role = sft_memory(config, shape, place_trainer(config, tuple(sizes)), sizes)
+    print(f"{shape.parameters / 1e6:.1f} M parameters, {trained_parameters(config, shape) / 1e6:.1f} M of them trained")
+    show(_roles_table([role]))
+    own = DeviceFit("memory", PROCESS + role.total * role.processes, machine_memory()[0], role.settings)
+    found = [DeviceFit(gpu, role.total, sizes[gpu], role.settings) for gpu in role.gpus] or [own]
+    for fit in found:
+        print(_fit_line(fit))
+    print(
+        f"each optimizer step: {config.rows_per_optimizer_step * config.training.seq_len:,} tokens in "
+        f"{config.rows_per_optimizer_step} rows on {ranks} ranks; each training step of {config.training.sync_interval}"
+        f" of them publishes {_gib(stored_weights(config, shape))} GiB of weights"
     )
     return all(fit.fits for fit in found)
 

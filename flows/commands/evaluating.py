@@ -12,7 +12,7 @@ from rich.table import Table
 
 from flows.commands.common import log_to_stderr, opened_store, show
 from forge_core.config import ConfigError
-from forge_core.config.retrain_config import load_retrain_config
+from forge_core.config.retrain_config import load_retrain_config, supervised_run
 
 FAILED, STOPPED = 1, 130
 
@@ -52,6 +52,7 @@ def retrain(args: argparse.Namespace) -> int:
     """Retrain now, as a schedule would."""
     overrides = [*args.overrides, *([f"store={args.store}"] if args.store else [])]
     settings, run = load_retrain_config(args.config, overrides)
+    supervised_run(settings)  # before a server is started
     if settings.distributed:
         raise ConfigError("distributed: is true: start it where workers are: prefect deployment run retrain/nightly")
     store = opened_store(args, run, quiet=True)

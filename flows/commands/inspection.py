@@ -8,19 +8,24 @@ import sys
 
 from rich.table import Table
 
-from flows.commands.common import existing_store, loaded_config, show, stored_run
+from flows.commands.common import existing_store, loaded_config, loaded_sft_config, show, stored_run
 from forge_core.config import ConfigError, config_warnings, store_uri, to_yaml
-from forge_core.runs.formats import UnreadableRun
+from forge_core.config.any_config import AnyConfig
+from forge_core.config.sft_config import SftConfig
+from forge_core.config.sft_loader import sft_warnings
+from forge_core.runs.formats import SFT, UnreadableRun
 from forge_core.runs.record import load_run
 from forge_core.runs.removal import run_ids
 from forge_core.runs.rescored import finished_batches, newest_metrics, rescored_entries
 from forge_core.store import Store, layout
 
+RUN_METRICS = ("reward/mean", "eval/reward/mean", "loss", "validation/loss")
+
 
 def runs(args: argparse.Namespace) -> int:
     """A line for each run of the store: steps, newest reward, when it started."""
     store = existing_store(args)
-    table = Table("run", "steps", "reward", "evaluation", "created", "made from")
+    table = Table("run", "steps", "reward", "evaluation", "loss", "validation", "created", "made from")
     names = [name for name in run_ids(store) if store.exists(layout.run_json(name))]
     for name in names:
         try:
@@ -29,7 +34,7 @@ def runs(args: argparse.Namespace) -> int:
             print(error, file=sys.stderr)
             continue
         metrics = newest_metrics(store, record)
-        shown = [f"{metrics[k]:.3f}" if k in metrics else "" for k in ("reward/mean", "eval/reward/mean")]
+        shown = [f"{metrics[name]:.3f}" if name in metrics else "" for name in RUN_METRICS]
         made_from = f"{record.flow} {record.parent.run_id}" if record.parent else ""
         steps = f"{finished_batches(store, record)} of {record.config.steps}"
         table.add_row(name, steps, *shown, record.created_at, made_from)
@@ -45,6 +50,11 @@ def ledger(args: argparse.Namespace) -> int:
     store, record, entries = stored_run(args)
     if record.flow == "rescore":
         return _rescored(store, record.run_id, as_json=args.json)
+    if record.flow == SFT and not args.json:
+        from forge_core.observability.sft_progress import sft_table
+
+        show(sft_table(entries.entries(), rows=None))
+        return 0
     if args.json:
         for entry in entries.entries():
             print(json.dumps(entry), flush=True)
@@ -78,20 +88,25 @@ def config(args: argparse.Namespace) -> int:
     """Validate CONFIG and print it in full, as YAML, or what it takes; fails when that is more than there is."""
     if args.gpu_memory and not args.estimate:
         raise ConfigError("--gpu-memory is a part of --estimate: give both")
-    resolved = loaded_config(args)
+    resolved = loaded_sft_config(args) if args.sft else loaded_config(args)
     print(f"store: {store_uri(None, resolved)}", file=sys.stderr)
     fits = True
     if args.estimate:
-        from flows.commands.estimating import show_estimate
-
-        if resolved.model is None:
-            raise ConfigError("model: is missing: an estimate needs one, such as model=Qwen/Qwen3-0.6B")
-        fits = show_estimate(resolved, args.gpu_memory)
+        fits = _estimated(resolved, args.gpu_memory)
     else:
         print(to_yaml(resolved), end="")
-    for warning in config_warnings(resolved):
+    warnings = sft_warnings(resolved) if isinstance(resolved, SftConfig) else config_warnings(resolved)
+    for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return 0 if fits else 1
+
+
+def _estimated(config: AnyConfig, gpu_memory: float | None) -> bool:
+    from flows.commands.estimating import show_estimate, show_sft_estimate
+
+    if config.model is None:
+        raise ConfigError("model: is missing: an estimate needs one, such as model=Qwen/Qwen3-0.6B")
+    return show_sft_estimate(config, gpu_memory) if isinstance(config, SftConfig) else show_estimate(config, gpu_memory)
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -110,9 +125,10 @@ def doctor(args: argparse.Namespace) -> int:
 def stop(args: argparse.Namespace) -> int:
     """Ask a run to stop; whoever works on it notices within seconds."""
     from flows.stopping import request_stop
+    from forge_core.runs.early_end import is_finished
 
-    store, record, ledger = stored_run(args)
-    if ledger.head() >= record.config.steps:
+    store, record, _ = stored_run(args)
+    if is_finished(store, record):
         print(f"{record.run_id} has finished: there is nothing to stop")
         return 0
     request_stop(store, record.run_id)

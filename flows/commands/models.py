@@ -16,13 +16,13 @@ from forge_core.weights.host_cache import lease_published
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write the weights, configuration and tokenizer of one version to DIR."""
+    """Write the weights, configuration and tokenizer of one version to DIR, or its adapter."""
     store, record, ledger = stored_run(args)
     version = (
         evaluated_best(store, record.run_id) if args.best else committed_version(ledger, record.run_id, args.version)
     )
     target = new_folder(args.directory)
-    prefix = ledger.weights_prefix(version)
+    prefix = _adapter(ledger, record, version) if args.adapter else ledger.weights_prefix(version)
     if not store.published(prefix):
         raise _deleted(store, ledger, record, version)
     partial = target.with_name(target.name + ".partial")
@@ -33,6 +33,17 @@ def export(args: argparse.Namespace) -> int:
     partial.rename(target)
     print(f"version {version} of {record.run_id} written to {target}")
     return 0
+
+
+def _adapter(ledger: Ledger, record: RunRecord, version: int) -> str:
+    """Where the LoRA adapter of a version is. Raises ConfigError when the run trains none."""
+    entry = ledger.required(version - 1)
+    if "adapter" not in entry:
+        raise ConfigError(
+            f"--adapter: version {version} of {record.run_id!r} has no adapter: leave --adapter out for the whole model"
+            " (adapters are trained by forge sft with a lora section, from version 1 on)"
+        )
+    return str(entry["adapter"])
 
 
 def _deleted(store: Store, ledger: Ledger, record: RunRecord, version: int) -> ConfigError:

@@ -16,6 +16,7 @@ from flows.commands.common import existing_store, loaded_config, opened_store
 from forge_core.config import RunConfig, load_config
 from forge_core.runs.checks import check_run, with_stored_model
 from forge_core.runs.estimate import estimate_line
+from forge_core.runs.formats import SFT
 from forge_core.runs.record import check_new_run, create_run, load_run, resume_check, with_new_id
 from forge_core.store import Ledger, Store
 
@@ -73,6 +74,10 @@ def resume(args: argparse.Namespace) -> int:
     """Go on with a stored run."""
     store = existing_store(args, quiet=True)
     record = load_run(store, args.run_id)
+    if record.flow == SFT:
+        from flows.commands import sft
+
+        return sft.resume(args, store, record)
     if record.parent:
         from flows.commands import redoing
 

@@ -21,17 +21,23 @@ def located(config: RunConfig, folder: Path | None = None) -> RunConfig:
     tree = config.model_dump(mode="json")
     roots = [Path.cwd(), *([folder.absolute()] if folder else [])]
     datasets = [tree["dataset"], (tree["warm_start"] or {}).get("dataset")]
-    tree["model"] = _located(tree["model"], roots)
+    tree["model"] = located_path(tree["model"], roots)
     for dataset in filter(None, datasets):
-        dataset["path"] = _located(dataset["path"], roots)
+        dataset["path"] = located_path(dataset["path"], roots)
+    if "teacher" in tree["loss"]:
+        tree["loss"]["teacher"] = located_path(tree["loss"]["teacher"], roots)
     if "path" in tree["loss"]:
         tree["loss"]["path"] = _located_object(tree["loss"]["path"], roots)
-    for function in tree["rewards"]["functions"]:
-        function["path"] = _located_object(function["path"], roots)
+    for function in [f for one in tree["rewards"]["functions"] for f in (one, *one.get("verifiers", ()))]:
+        if function["name"] == "reward_model":
+            function["model"] = located_path(function["model"], roots)
+        if "path" in function:
+            function["path"] = _located_object(function["path"], roots)
     return RunConfig.model_validate(tree)
 
 
-def _located(value: Any, roots: list[Path]) -> Any:
+def located_path(value: Any, roots: list[Path]) -> Any:
+    """A path, hub id or ``python://`` function; files that are there, seen from one of ``roots``, in full."""
     if not isinstance(value, str):
         return value
     if value.startswith(PYTHON):

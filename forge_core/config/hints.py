@@ -79,7 +79,8 @@ def suggestions(path: str) -> list[str]:
     """At most three keys that may have been meant by ``path``, the likeliest first; empty: no idea."""
     parent, _, leaf = path.rpartition(".")
     ends = [path.split(".", i)[-1] for i in range(path.count(".") + 1)]  # the path, then ever shorter ends of it
-    if renamed := [OLD_NAMES[end] for end in ends if end in OLD_NAMES and ("." in end or not parent)]:
+    renamed = [OLD_NAMES[end] for end in ends if end in OLD_NAMES and ("." in end or not parent)]
+    if renamed := [key for key in renamed if key in key_fields()]:
         return renamed[:1]
     if suffix := [key for key in key_fields() if key.endswith(f".{path}")]:
         return _likeliest(suffix, path)
@@ -87,7 +88,7 @@ def suggestions(path: str) -> list[str]:
         return [f"{parent}.{siblings[0]}" if parent else siblings[0]]
     if same_name := [key for key in key_fields() if key.rpartition(".")[2] == leaf]:
         return _likeliest(same_name, path)
-    if leaf in OLD_NAMES:
+    if OLD_NAMES.get(leaf) in key_fields():
         return [OLD_NAMES[leaf]]
     names = {key.rpartition(".")[2] for key in key_fields()}
     close = get_close_matches(leaf, names, n=1, cutoff=0.8)

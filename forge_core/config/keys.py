@@ -7,6 +7,9 @@ told apart by its ``name`` (``loss``), a key that more than one of them has is s
 from __future__ import annotations
 
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import copy
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -18,12 +21,27 @@ from forge_core.config.run_config import RunConfig
 from forge_core.config.section import Section
 
 _OR = " Or: "
+_MODEL: ContextVar[type[Section]] = ContextVar("model", default=RunConfig)
+
+
+def key_fields() -> dict[str, FieldInfo]:
+    """Every key of a configuration, sections included, in declared order."""
+    return _all_fields(_MODEL.get())
+
+
+@contextmanager
+def keys_of(model: type[Section]) -> Iterator[None]:
+    """Within it, the keys are those of another kind of configuration."""
+    token = _MODEL.set(model)
+    try:
+        yield
+    finally:
+        _MODEL.reset(token)
 
 
 @cache
-def key_fields() -> dict[str, FieldInfo]:
-    """Every key of a configuration, sections included, in declared order."""
-    return _fields_of(RunConfig, "")
+def _all_fields(model: type[Section]) -> dict[str, FieldInfo]:
+    return _fields_of(model, "")
 
 
 def starred(path: str) -> str:
@@ -74,7 +92,7 @@ def choices(annotation: Any) -> list[str]:
 def kinds_with(path: str) -> list[str]:
     """The names of the sections that have a key, where its section is one of several."""
     parent, _, leaf = path.rpartition(".")
-    section = field_at(parent)
+    section = field_at(parent) or field_at(parent.rpartition(".")[0])  # of an element of a list: the list
     found = _sections_in(section.annotation) if section else []
     if len(found) < 2:
         return []
@@ -99,12 +117,16 @@ def fields_reference() -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _fields_of(section: type[Section], prefix: str) -> dict[str, FieldInfo]:
+def _fields_of(section: type[Section], prefix: str, around: tuple[type[Section], ...] = ()) -> dict[str, FieldInfo]:
+    """``around``: the sections that this one is in; one that may hold its own kind is not followed further."""
     found: dict[str, FieldInfo] = {}
+    within = (*around, section)
     for name, field in section.model_fields.items():
         found[prefix + name] = field
         for inner, star in _sections_in(field.annotation):
-            for key, one in _fields_of(inner, f"{prefix}{name}.*." if star else f"{prefix}{name}.").items():
+            if inner in within:
+                continue
+            for key, one in _fields_of(inner, f"{prefix}{name}.*." if star else f"{prefix}{name}.", within).items():
                 found[key] = _either(found[key], one) if key in found else one
     return found
 

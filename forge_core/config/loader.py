@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -24,11 +24,17 @@ from pydantic import ValidationError
 from forge_core.config.errors import ConfigError
 from forge_core.config.explain import problems_of
 from forge_core.config.files import located
+from forge_core.config.keys import keys_of
 from forge_core.config.overrides import Overrides, apply_overrides
 from forge_core.config.references import escape, resolve_references, secret_problems
 from forge_core.config.run_config import RunConfig
+from forge_core.config.section import Section
 from forge_core.config.yaml_text import dump_yaml, load_yaml, yaml_mistake
 
+if TYPE_CHECKING:
+    from forge_core.config.any_config import AnyConfig
+
+S = TypeVar("S", bound=Section)
 DEFAULT_STORE = "./forge-store"
 
 
@@ -37,44 +43,55 @@ def load_config(source: str | Path | Mapping[str, Any] | RunConfig, overrides: O
 
     Raises ``ConfigError`` with every problem found, each as ``key: what is wrong: what would be right``.
     """
+    return located(validated(RunConfig, source, overrides), folder_of(source))
+
+
+def validated(model: type[S], source: Any, overrides: Overrides) -> S:
+    """A configuration of the kind ``model``, its files as they are written. Raises ConfigError as ``load_config``."""
     problems: list[str] = []
-    tree = _source_tree(source, problems)
-    apply_overrides(tree, overrides, problems)
-    problems += _empty_repositories(tree, "") + secret_problems(tree)
     name = str(source) if isinstance(source, str | Path) else "configuration"
-    try:
-        config = RunConfig.model_validate(tree)
-    except ValidationError as error:
-        raise ConfigError([*problems, *problems_of(error)], name) from None
+    with keys_of(model):
+        tree = _source_tree(source, problems)
+        apply_overrides(tree, overrides, problems)
+        problems += _empty_repositories(tree, "") + secret_problems(tree)
+        try:
+            config = model.model_validate(tree)
+        except ValidationError as error:
+            raise ConfigError([*problems, *problems_of(error)], name) from None
     if problems:
         raise ConfigError(problems, name)
-    return located(config, Path(source).parent if isinstance(source, str | Path) else None)
+    return config
 
 
-def to_yaml(config: RunConfig) -> str:
+def folder_of(source: Any) -> Path | None:
+    """The folder of the file that a configuration comes from."""
+    return Path(source).parent if isinstance(source, str | Path) else None
+
+
+def to_yaml(config: Section) -> str:
     """Every key with its value, defaults included, as YAML that ``load_config`` reads back."""
     return dump_yaml(escape(config.model_dump(mode="json")))
 
 
-def config_digest(config: RunConfig) -> str:
+def config_digest(config: Section) -> str:
     """sha256 (hex) of the configuration as canonical JSON."""
     text = json.dumps(config.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def diff(old: RunConfig, new: RunConfig) -> list[tuple[str, Any, Any]]:
+def diff(old: Section, new: Section) -> list[tuple[str, Any, Any]]:
     """The keys that differ as ``(key, old value, new value)``; null stands for a key that one side lacks."""
     return _diff(old.model_dump(mode="json"), new.model_dump(mode="json"), "")
 
 
-def store_uri(flag: str | None = None, config: RunConfig | None = None) -> str:
+def store_uri(flag: str | None = None, config: AnyConfig | None = None) -> str:
     """Where the store is: ``store=`` or ``--store``, then the config, then ``FORGE_STORE``, then ``./forge-store``."""
     configured = config.store if config is not None else None
     return flag or configured or os.environ.get("FORGE_STORE") or DEFAULT_STORE
 
 
-def _source_tree(source: str | Path | Mapping[str, Any] | RunConfig, problems: list[str]) -> dict[str, Any]:
-    if isinstance(source, RunConfig):
+def _source_tree(source: str | Path | Mapping[str, Any] | Section, problems: list[str]) -> dict[str, Any]:
+    if isinstance(source, Section):
         return source.model_dump(mode="json")
     if isinstance(source, str | Path):
         source, found = _read(Path(source))

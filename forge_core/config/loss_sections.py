@@ -171,6 +171,22 @@ class DPPOLossSection(PolicyLossSection):
     agg_type: AggType = Field("token_mean", description=_AGG)
 
 
+class DistillLossSection(AnyLoss):
+    """On-policy distillation: reverse KL to a teacher on the policy's own samples."""
+
+    name: Literal["distill"] = Field(description="Policy loss.")
+    teacher: str | None = Field(
+        None,
+        description="distill: model folder, hub id or run://RUN_ID/VERSION with the policy's tokenizer; it takes the "
+        "place of the reference model.",
+    )
+    max_gap: float = Field(
+        10.0, gt=0, description="distill: a token's log-probabilities by teacher and sampler differ by this, at most."
+    )
+    weight_max: float = Field(2.0, gt=0, description="distill: largest importance weight.")
+    agg_type: AggType = Field("token_mean", description=_AGG)
+
+
 class CustomLossSection(AnyLoss):
     """A loss in the user's own file."""
 
@@ -189,6 +205,7 @@ LossSection = Annotated[
     | Annotated[RLOOLossSection, Tag("<rloo>")]
     | Annotated[ReinforceLossSection, Tag("<reinforce>")]
     | Annotated[DPPOLossSection, Tag("<dppo>")]
+    | Annotated[DistillLossSection, Tag("<distill>")]
     | Annotated[CustomLossSection, Tag("<custom>")],
     Discriminator(kind("grpo")),
 ]

@@ -17,10 +17,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from forge_core.config.errors import ConfigError
-from forge_core.redaction import has_password, is_secret_name
+from forge_core.redaction import has_password, is_key_name, is_secret_name
 
 _PLACES = "options of rewards, loss and data sets"
-_OPTIONS = re.compile(r"(rewards\.functions\.\d+|loss|dataset|warm_start\.dataset)\.options\..+")
+_OPTIONS = re.compile(
+    r"(rewards\.functions\.\d+(\.verifiers\.\d+)?|loss|dataset(\.mixture\.\d+)*|warm_start\.dataset)\.options\..+"
+)
 _SECRET_OPTION = re.compile(
     r"(^|_)(api_?key|secret(_key)?|access_key|private_key|password|passwd|passphrase|credentials?|"
     r"(auth|access|api|bearer|hf)_token)$",
@@ -81,6 +83,8 @@ def secret_problems(value: Any, key: str = "") -> list[str]:
     if has_secret(value):
         return [] if _OPTIONS.fullmatch(key) else [f"{key}: a secret can stand in {_PLACES} only, not here"]
     leaf = key.rpartition(".")[2]
+    if leaf == "api_key_env" and not is_key_name(value):
+        return [f"{key}: must be the name of an environment variable that ends in _API_KEY, not the key"]
     if has_password(value) or (_OPTIONS.fullmatch(key) and value and _SECRET_OPTION.search(leaf)):
         return [
             f"{key}: holds a secret, which would be stored with the run: put it into an environment variable and write "

@@ -21,6 +21,8 @@ from forge_core.config.loader import load_config
 from forge_core.config.overrides import Overrides
 from forge_core.config.run_config import RunConfig
 from forge_core.config.section import Section
+from forge_core.config.sft_config import SftConfig
+from forge_core.config.sft_loader import load_sft_config
 from forge_core.config.yaml_text import load_yaml, yaml_mistake
 
 
@@ -47,6 +49,19 @@ class GateSection(Section):
     )
 
 
+class SftStage(Section):
+    """Supervised training before the GRPO run, which then begins with its result."""
+
+    config: str = Field(
+        description="YAML file of the supervised run: a path from the working directory, else from this file's folder. "
+        "Its model is the production model, or the GRPO run's while there is none."
+    )
+    data: str | None = Field(
+        None, description="Where new conversations arrive, as for data. Left out: the dataset of the supervised run."
+    )
+    overrides: dict[str, Any] = Field({}, description="Keys of the supervised run to change, as dotted keys.")
+
+
 class RetrainConfig(Section):
     """Everything that decides a retraining."""
 
@@ -61,6 +76,7 @@ class RetrainConfig(Section):
         "dataset.path takes. Left out: the dataset of the run.",
     )
     overrides: dict[str, Any] = Field({}, description="Keys of the run to change, as dotted keys.")
+    sft: SftStage | None = Field(None, description="Supervised training before GRPO. Left out: none.")
     gate: GateSection = Field(GateSection(), description="When a candidate is promoted.")
     distributed: bool = Field(
         False,
@@ -83,10 +99,38 @@ def load_retrain_config(
     except ValidationError as error:
         raise ConfigError([_problem(detail) for detail in error.errors(include_url=False)], name) from None
     folder = Path(source).parent if isinstance(source, str | Path) else Path.cwd()
-    file = next((f for f in (Path(config.config), folder / config.config) if f.is_file()), Path(config.config))
-    data = None if config.data is None else _place(config.data, folder)
-    located = config.model_copy(update={"config": str(file), "data": data})
-    return located, _with_data(load_config(load_config(file, config.overrides), of_run), data)
+    located = _located(config, folder)
+    run = _with_data(load_config(load_config(located.config, config.overrides), of_run), located.data)
+    return located, run
+
+
+def _located(config: RetrainConfig, folder: Path) -> RetrainConfig:
+    """``config`` with its files as they are found from the working directory, or else from ``folder``."""
+
+    def of(stage: RetrainConfig | SftStage) -> dict[str, Any]:
+        places = (Path(stage.config), folder / stage.config)
+        file = next((place for place in places if place.is_file()), places[0])
+        return {"config": str(file), "data": None if stage.data is None else _place(stage.data, folder)}
+
+    sft = config.sft and config.sft.model_copy(update=of(config.sft))
+    return config.model_copy(update={**of(config), "sft": sft})
+
+
+def supervised_run(config: RetrainConfig) -> SftConfig | None:
+    """The supervised run that comes before GRPO; None where there is none. Raises ConfigError."""
+    stage = config.sft
+    if stage is None:
+        return None
+    if config.distributed:
+        raise ConfigError(
+            "sft: happens in this flow's own process, and distributed is true, which trains elsewhere: set "
+            "distributed=false, or fine-tune first (forge sft) and leave sft out"
+        )
+    run = load_sft_config(stage.config, stage.overrides)
+    if stage.data is None:
+        return run
+    section = run.dataset.model_dump() if run.dataset else {}
+    return load_sft_config(run, {"dataset": {**section, "path": stage.data, "mixture": []}})
 
 
 def _place(data: str, folder: Path) -> str:
@@ -140,7 +184,8 @@ def _set(tree: dict[str, Any], key: str, value: Any) -> None:
 def _problem(detail: Any) -> str:
     path = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
-        section = GateSection if path.startswith("gate.") else RetrainConfig
+        sections: dict[str, type[Section]] = {"gate": GateSection, "sft": SftStage}
+        section = sections.get(path.partition(".")[0], RetrainConfig)
         return f"{path}: unknown key: the keys here are {', '.join(section.model_fields)}"
     return (
         f"{path}: {detail['msg']} (it is {detail['input']!r})" if detail["type"] != "missing" else f"{path}: is missing"

@@ -16,6 +16,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from forge_core.config.loss_sections import GRPOLossSection, LossSection
 from forge_core.config.optimizer_section import Dtype, OptimizerSection
+from forge_core.config.reward_sections import RewardSection, all_rewards
 from forge_core.config.section import Fraction, Positive, Section
 
 
@@ -45,6 +46,16 @@ class ScratchModel(Section):
     initializer_range: float = Field(0.05, gt=0, description="Standard deviation of the initial weights.")
 
 
+class CurriculumSection(Section):
+    column: str = Field(
+        description="Column (or dotted path into one) that states how hard a prompt is: a number, or text with one in "
+        "it, such as Level 3."
+    )
+    descending: bool = Field(False, description="Larger numbers are easier, as of a pass rate.")
+    levels: Positive = Field(10, description="Levels of difficulty, at most: of equal size, or one for each number.")
+    epochs: Positive = Field(1, description="Epochs that go from easy to hard; later ones visit prompts in any order.")
+
+
 class DatasetSection(Section):
     path: str = Field(
         description="Where prompts come from: a hub id (org/name or hf://org/name), a local JSONL, Parquet, CSV or "
@@ -69,6 +80,7 @@ class DatasetSection(Section):
     )
     size: int | None = Field(None, ge=1, description="Use only the first rows. Left out: all.")
     shuffle: bool = Field(True, description="Visit prompts in a new seeded order each epoch.")
+    curriculum: CurriculumSection | None = Field(None, description="Visit easy prompts first. Left out: in any order.")
 
 
 class TrainingSection(OptimizerSection):
@@ -162,22 +174,21 @@ class GeneratorSection(Section):
     )
 
 
-class RewardFunction(Section):
-    path: str = Field(
-        description="Built-in name (exact_match, last_integer, overlong, reasoning_gym), <module>:<name> or "
-        "<file.py>:<name>."
-    )
-    weight: float = Field(1.0, description="Factor of this component in the reward.")
-    options: dict[str, Any] = Field({}, description="Arguments of the reward class.")
-
-
 class RewardsSection(Section):
-    functions: list[RewardFunction] = Field([], description="Components; the reward is their weighted sum.")
-    timeout_s: float = Field(30.0, gt=0, description="Seconds for grading one episode, after which it is null.")
+    functions: list[RewardSection] = Field([], description="Components; the reward is their weighted sum.")
+    timeout_s: float = Field(30.0, gt=0, description="Seconds for one grade, after which the episode has no reward.")
     workers: int | None = Field(
-        None, ge=1, description="Grading processes. Left out: none for built-in rewards, else 1."
+        None,
+        ge=1,
+        description="Grading processes. Left out: as many as there are cores (16 at most), used when there is work for "
+        "them; none when only built-in rewards that cannot hang are used.",
     )
     max_error_share: Fraction = Field(0.5, description="A shard with a larger share of failed grades is an error.")
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of all rewards, those of the verifiers of an ensemble included."""
+        return [function.path for function in all_rewards(self.functions)]
 
 
 class ServiceSection(Section):
@@ -328,6 +339,11 @@ class RunConfig(Section):
         return self.episodes_per_batch // self.grpo.n_samples
 
     @property
+    def sequences_per_optimizer_step(self) -> int:
+        """What a micro-batch is made of: episodes."""
+        return self.episodes_per_optimizer_step
+
+    @property
     def optimizer_steps(self) -> int:
         """Those of the whole run."""
         return self.steps * self.training.sync_interval * self.training.epochs_per_batch
@@ -335,6 +351,11 @@ class RunConfig(Section):
     @property
     def max_prompt_tokens(self) -> int:
         return self.rollout.max_prompt_tokens or self.training.seq_len - self.rollout.max_new_tokens
+
+    @property
+    def distils(self) -> bool:
+        """Whether a teacher is learned from: then rewards only measure, and every episode is trained on."""
+        return self.loss.name == "distill"
 
     @property
     def token_budget(self) -> int:

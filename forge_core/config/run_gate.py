@@ -8,11 +8,16 @@ imports torch) only for a configuration that is right otherwise, or when a servi
 from __future__ import annotations
 
 from math import gcd, prod
+from typing import TYPE_CHECKING
 
 from forge_core.config.errors import ConfigError
+from forge_core.config.loss_sections import DistillLossSection
 from forge_core.config.run_config import RunConfig, ScratchModel
 from forge_core.config.vllm_keys import vllm_problems
 from forge_core.training.degrees import Shape, degree_problems
+
+if TYPE_CHECKING:
+    from forge_core.config.any_config import AnyConfig
 
 
 def validate_for_training(config: RunConfig, gpus: int | None = None) -> list[str]:
@@ -23,7 +28,18 @@ def validate_for_training(config: RunConfig, gpus: int | None = None) -> list[st
     from forge_core.config.gpu_gate import placed, placement_warnings  # it imports what imports this package
     from forge_core.devices import insisting
 
-    checks = (_missing, _groups, _sampling, _lengths, _model, _evaluation, _ranks, _store_of_ranks, vllm_problems)
+    checks = (
+        _missing,
+        _teacher,
+        _groups,
+        _sampling,
+        _lengths,
+        model_problems,
+        _evaluation,
+        rank_problems,
+        rank_store_problems,
+        vllm_problems,
+    )
     problems = [problem for check in checks for problem in check(config)]
     placement = None
     if not problems or insisting(config):
@@ -38,7 +54,7 @@ def config_warnings(config: RunConfig) -> list[str]:
     """What is odd about a configuration on any machine, though nothing refuses it."""
     from forge_core.config.gpu_gate import service_warnings
 
-    checks = (service_warnings, _embedded_backend, _store_that_dies, _schedule)
+    checks = (service_warnings, _embedded_backend, store_warnings, schedule_warnings)
     return [warning for check in checks for warning in check(config)]
 
 
@@ -59,9 +75,25 @@ def _missing(config: RunConfig) -> list[str]:
     return found
 
 
+def _teacher(config: RunConfig) -> list[str]:
+    if not isinstance(config.loss, DistillLossSection):
+        return []
+    found = []
+    if config.loss.teacher is None:
+        found.append("loss.teacher: is missing: name the model to learn from, such as loss.teacher=Qwen/Qwen3-8B")
+    if config.grpo.beta == 0:
+        found.append("grpo.beta: is 0, but it is the weight of the distillation: use grpo.beta=1.0")
+    if config.filters.dynamic_sampling:
+        found.append(
+            "filters.dynamic_sampling: replaces groups whose rewards are all equal, but a teacher teaches with those "
+            "too: set filters.dynamic_sampling=false"
+        )
+    return found
+
+
 def _groups(config: RunConfig) -> list[str]:
     n, episodes, found = config.grpo.n_samples, config.episodes_per_optimizer_step, []
-    if n == 1 and config.advantage.estimator != "reinforce_plus_plus":
+    if n == 1 and config.advantage.estimator != "reinforce_plus_plus" and not config.distils:
         found.append(
             "grpo.n_samples: is 1: an advantage compares the samples of one prompt, and one sample has none to be "
             "compared with: use 2 or more (8 is usual), or advantage.estimator=reinforce_plus_plus"
@@ -138,7 +170,8 @@ def _lengths(config: RunConfig) -> list[str]:
     return found
 
 
-def _model(config: RunConfig) -> list[str]:
+def model_problems(config: AnyConfig) -> list[str]:
+    """What a model made on the spot cannot be."""
     model, found = config.model, []
     if not isinstance(model, ScratchModel):
         return []
@@ -167,7 +200,7 @@ def _evaluation(config: RunConfig) -> list[str]:
     return []
 
 
-def _ranks(config: RunConfig) -> list[str]:
+def rank_problems(config: AnyConfig) -> list[str]:
     """Degrees that a model made on the spot cannot have; another model's shape is known when it is loaded."""
     model, degrees = config.model, config.parallelism
     if not isinstance(model, ScratchModel):
@@ -193,7 +226,8 @@ def _embedded_backend(config: RunConfig) -> list[str]:
     return found
 
 
-def _store_of_ranks(config: RunConfig) -> list[str]:
+def rank_store_problems(config: AnyConfig) -> list[str]:
+    """A store that the ranks cannot share."""
     ranks = prod(config.parallelism.model_dump().values())
     if ranks == 1 or not (config.store or "").startswith("memory://"):
         return []
@@ -203,13 +237,15 @@ def _store_of_ranks(config: RunConfig) -> list[str]:
     ]
 
 
-def _store_that_dies(config: RunConfig) -> list[str]:
+def store_warnings(config: AnyConfig) -> list[str]:
+    """A store that nothing can be resumed from."""
     if config.store and config.store.startswith("memory://"):
         return [f"store is {config.store}: it ends with the process, so this run cannot be resumed"]
     return []
 
 
-def _schedule(config: RunConfig) -> list[str]:
+def schedule_warnings(config: AnyConfig) -> list[str]:
+    """A learning rate that never reaches its peak."""
     warmup, steps = config.training.warmup_steps, config.optimizer_steps
     if warmup <= steps:
         return []

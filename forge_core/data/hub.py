@@ -23,7 +23,7 @@ from typing import Any
 from forge_core.config.run_config import DatasetSection
 from forge_core.data.errors import DataError
 from forge_core.data.layouts import CONFIG_NAMES
-from forge_core.data.sources import ArrowRows, Source, columns_of
+from forge_core.data.sources import ArrowRows, Row, Source, columns_of
 
 STREAMED_ROWS = 10_000
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
@@ -39,7 +39,7 @@ def hub_rows(path: str, section: DatasetSection, key: str) -> Source:
     """All rows of a split of a hub set, or of a folder of data files."""
     import datasets
 
-    with _errors(path, section, key):
+    with hub_errors(path, section, key):
         loaded = datasets.load_dataset(
             path,
             section.name or CONFIG_NAMES.get(path),
@@ -52,11 +52,42 @@ def hub_rows(path: str, section: DatasetSection, key: str) -> Source:
     return _table(loaded, path, section.size)
 
 
+def streamed_rows(path: str, section: DatasetSection, key: str) -> tuple[Any, Row | None]:
+    """A ``datasets.IterableDataset`` of a split of a hub set or of a folder of data files, and its first row."""
+    import datasets
+
+    with hub_errors(path, section, key):
+        stream = datasets.load_dataset(
+            path,
+            section.name or CONFIG_NAMES.get(path),
+            split=section.split,
+            streaming=True,
+            revision=section.revision,
+        )
+        return stream, next(iter(stream), None)
+
+
+def streamed_files(files: list[str], section: DatasetSection, key: str) -> tuple[Any, Row | None]:
+    """The same of local files of one type."""
+    import datasets
+
+    kinds = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+    suffixes = {Path(file).suffix for file in files}
+    if len(suffixes) != 1 or not suffixes <= kinds.keys():
+        raise DataError(f"{key}.path: streamed files must be of one type of {', '.join(kinds)}, not {suffixes}")
+    files = [file for file in files if Path(file).stat().st_size]  # the readers stumble over empty ones
+    if not files:
+        raise DataError(f"{key}.path: {section.path} has no rows: give it at least one")
+    with hub_errors(files[0], section, key):
+        stream = datasets.load_dataset(kinds[suffixes.pop()], data_files=files, split="train", streaming=True)
+        return stream, next(iter(stream), None)
+
+
 def check_hub(path: str, section: DatasetSection, key: str) -> list[str] | None:
     """Ask the hub whether the set, its configuration and split exist; its columns, if the hub knows them."""
     import datasets
 
-    with _errors(path, section, key):
+    with hub_errors(path, section, key):
         name = section.name or CONFIG_NAMES.get(path)
         info = datasets.load_dataset_builder(path, name, revision=section.revision).info
     split = re.split(r"[\[+]", section.split)[0]  # a slice such as train[:10%] is part of the name
@@ -92,7 +123,7 @@ def _streamed(stream: Any, path: str, section: DatasetSection, key: str) -> Sour
 
 
 @contextlib.contextmanager
-def _errors(path: str, section: DatasetSection, key: str) -> Iterator[None]:
+def hub_errors(path: str, section: DatasetSection, key: str) -> Iterator[None]:
     """Turn what ``datasets`` raises into a DataError that says which key to change."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
@@ -106,19 +137,36 @@ def _errors(path: str, section: DatasetSection, key: str) -> Iterator[None]:
     except DatasetNotFoundError as error:
         raise DataError(
             f"{key}.path: {error} There is no local file or folder {path!r} either. Check the spelling; for a private "
-            "or gated set, accept its terms on the hub and set HF_TOKEN to a token that may read it"
+            f"or gated set, accept its terms at {_page(path)} and set HF_TOKEN to a token that may read it"
         ) from error
     except ValueError as error:  # unknown configuration or split; the message lists those there are
-        field = "split" if "split" in str(error).lower() else "name"
+        field = "split" if "split" in str(error).lower() else "path" if local else "name"
         raise DataError(f"{key}.{field}: {path}: {error}") from error
     except (OSError, DatasetsError) as error:
         if local:
             raise DataError(f"{key}.path: could not read the files of {path!r}: {error}") from error
-        refusal = f"the hub answered: {error}" if reachable else "the hub cannot be reached and the cache lacks it"
         raise DataError(
-            f"{key}.path: there is no local file or folder {path!r}; as a hub set: {refusal}. Check the spelling, "
-            "the network and (for a private or gated set) HF_TOKEN, or download it elsewhere and give its path"
+            f"{key}.path: there is no local file or folder {path!r}; as a hub set: {_refusal(path, error, reachable)}. "
+            "Check the spelling, the network and (for a private or gated set) HF_TOKEN and that you accepted its terms "
+            f"at {_page(path)}, or download it elsewhere and give its path"
         ) from error
+
+
+def _page(path: str) -> str:
+    import datasets
+
+    return f"{datasets.config.HF_ENDPOINT}/datasets/{path}"
+
+
+def _refusal(path: str, error: Exception, reachable: bool) -> str:
+    """Why the hub gave nothing; offline, what is missing where."""
+    import datasets
+
+    if reachable:
+        return f"the hub answered: {error}"
+    why = "offline mode is on (HF_HUB_OFFLINE)" if datasets.config.HF_HUB_OFFLINE else "the hub cannot be reached"
+    folder = datasets.config.HF_DATASETS_CACHE / path.replace("/", "___")
+    return f"{why} and the cache lacks it: there is no usable {folder} ({error})"
 
 
 def hub_reachable(timeout_s: float = 3.0) -> bool:

@@ -79,6 +79,16 @@ class PromptSet(Sequence):
         """``prompt_id`` of every row, without making the prompts."""
         return [prompt_id(self._messages(number, row)[0]) for number, row in enumerate(self._source.rows)]
 
+    @property
+    def columns(self) -> list[str]:
+        return self._source.columns
+
+    def column(self, name: str) -> list[Any]:
+        """The value of a column, or of a dotted path into one, in every row. Raises DataError when there is none."""
+        if name not in self.columns and name.split(".")[0] not in self.columns:
+            raise DataError(f"{self._key}: there is no column {name!r}; the columns are {', '.join(self.columns)}")
+        return [value_at(row, name) for row in self._source.rows]
+
     def _messages(self, number: int, row: Mapping[str, Any]) -> tuple[list[Message], str | None]:
         """Messages of a row, and the reply when they end with one."""
         value = value_at(row, self._layout.prompt)
@@ -107,7 +117,7 @@ def load_prompts(section: DatasetSection, *, seed: int, needs_answer: bool = Fal
     compares with the ground truth, so there must be one. ``key`` is the section's name in errors.
     """
     _check_template(section, key)
-    source = _open(section, seed, section.size, key)
+    source = open_rows(section, seed, section.size, key)
     if not source.rows:
         raise DataError(f"{key}.path: {section.path} has no rows (split {section.split}): give it at least one prompt")
     return PromptSet(source, section, _layout(section, source.columns, needs_answer, key), key)
@@ -123,7 +133,7 @@ def check_dataset(section: DatasetSection, *, seed: int = 0, needs_answer: bool 
         return
     place = section.path.removeprefix("hf://")
     if "://" not in place and not Path(place).exists() and not is_pattern(place):
-        _refuse_missing_file(place, key)
+        refuse_missing_file(place, key)
         from forge_core.data.hub import check_hub
 
         columns = check_hub(place, section, key)
@@ -131,7 +141,10 @@ def check_dataset(section: DatasetSection, *, seed: int = 0, needs_answer: bool 
             _layout(section, columns, needs_answer, key)
         return
     one_row = section.model_copy(update={"size": 1})
-    load_prompts(one_row, seed=seed, needs_answer=needs_answer, key=key)[0]
+    prompts = load_prompts(one_row, seed=seed, needs_answer=needs_answer, key=key)
+    prompts[0]  # raises where the row holds no prompt
+    if section.curriculum is not None:
+        prompts.column(section.curriculum.column)
 
 
 def prompt_id(messages: Sequence[Message]) -> str:
@@ -153,7 +166,8 @@ def split_holdout(prompts: PromptSet, share: float) -> tuple[list[int], list[int
     return sides
 
 
-def _open(section: DatasetSection, seed: int, limit: int | None, key: str) -> Source:
+def open_rows(section: DatasetSection, seed: int, limit: int | None, key: str) -> Source:
+    """The rows of ``section``, at most ``limit``, whatever they mean. Raises DataError."""
     path, options = section.path, section.options
     if path.startswith("reasoning_gym://"):
         return reasoning_gym_rows(path.removeprefix("reasoning_gym://"), options, limit, seed, key)
@@ -175,11 +189,11 @@ def _open(section: DatasetSection, seed: int, limit: int | None, key: str) -> So
     if local.is_dir() and any((local / name).exists() for name in ("state.json", "dataset_dict.json")):
         return hub.saved_rows(local, section, key)
     if not local.is_dir():
-        _refuse_missing_file(place, key)
+        refuse_missing_file(place, key)
     return hub.hub_rows(place, section, key)
 
 
-def _refuse_missing_file(place: str, key: str) -> None:
+def refuse_missing_file(place: str, key: str) -> None:
     """A path that can only be a file and is not there is not looked for on the hub."""
     from forge_core.data.hub import is_hub_id
 

@@ -21,6 +21,7 @@ from forge_core.config.section import Positive, Section
 
 Format = Literal["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text"]
 Masking = Literal["assistant", "last", "all"]
+FILE_TYPES = (".jsonl", ".json", ".parquet", ".csv")
 SOURCE_FIELDS = ("path", "name", "split", "streaming", "revision", "options", "size")
 
 
@@ -68,9 +69,8 @@ class SftSource(Section):
             return self.label
         if self.path is None:
             return "+".join(sorted(child.called for child in self.mixture))
-        place = self.path.removeprefix("hf://")
-        known = Path(place).stem if Path(place).exists() or place.endswith((".jsonl", ".json", ".csv")) else place
-        return "_".join(re.sub(r"[^\w.+-]+", "_", part) for part in (known, self.name, self.split) if part)
+        parts = (_place_name(self.path), self.name, self.split)
+        return "_".join(re.sub(r"[^\w.+-]+", "_", part) for part in parts if part)
 
     def section(self) -> DatasetSection:
         """The same set as a source of rows."""
@@ -115,3 +115,14 @@ class SftDataConfig(SftSource):
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
             raise ValueError(f"mixture: several sets are called {', '.join(twice)}: give each a label of its own")
         return self
+
+
+def _place_name(path: str) -> str:
+    """Of a file or folder its name, of a function or task its own, of a hub id all of it: the same in any folder."""
+    place = path.partition("://")[2] or path
+    if path.startswith("python://"):
+        return place.rpartition(":")[2]
+    file = Path(place)
+    if place.startswith(("/", ".", "~")) or file.suffix in FILE_TYPES:
+        return file.parent.name if "*" in file.name else file.stem
+    return place

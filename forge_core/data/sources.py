@@ -59,7 +59,7 @@ class Source:
 def read_file(path: Path, limit: int | None, key: str) -> Source:
     """Rows of one JSONL, JSON (a list of objects), Parquet or CSV file."""
     if path.suffix == ".parquet":
-        table = _parquet(path, limit)
+        table = _parquet(path, limit, key)
         return Source(ArrowRows(table), table.column_names, path.stem)
     readers: dict[str, Callable[[Path, str], Iterable[Row]]] = {".jsonl": _jsonl, ".json": _json, ".csv": _csv}
     if path.suffix not in readers:
@@ -148,7 +148,14 @@ def function_rows(path: str, options: dict[str, Any], limit: int | None, seed: i
     return Source(rows, columns_of(rows, f"python://{path}", key), path.rpartition(":")[2])
 
 
-def _parquet(path: Path, limit: int | None) -> pa.Table:
+def _parquet(path: Path, limit: int | None, key: str) -> pa.Table:
+    try:
+        return _parquet_rows(path, limit)
+    except pa.ArrowException as error:
+        raise DataError(f"{key}.path: {path} is not valid Parquet: {error}") from error
+
+
+def _parquet_rows(path: Path, limit: int | None) -> pa.Table:
     import pyarrow.parquet as pq
 
     if limit is None:

@@ -8,7 +8,7 @@ from forge_core.config import ConfigError, RunConfig, load_config, store_uri
 from forge_core.config.overrides import Overrides
 from forge_core.evaluation.policies import MODEL, Policy, find_policy
 from forge_core.runs.code import check_named_code
-from forge_core.runs.record import load_run
+from forge_core.runs.record import load_run, refuse_supervised
 from forge_core.store import Store, open_store
 
 
@@ -53,6 +53,7 @@ def _own_config(store: Store, policy: Policy) -> RunConfig:
             "configuration of a run (--config)"
         )
     record = load_run(store, policy.version.run_id)
+    refuse_supervised(record, "name whose prompts and rewards to use with --config FILE, a configuration of GRPO")
     recorded = None if record.parent else record.code  # a run with a parent records no code that it does not run
     check_named_code(record.run_id, record.config, record.config, "grpo", recorded)
     return record.config

@@ -110,14 +110,38 @@ def _from_hub(repository: str) -> Path:
 
 def _download(repository: str) -> Path:
     import httpx
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
+    if constants.HF_HUB_OFFLINE:
+        raise ModelError(_missing_offline(repository))
     try:
         return Path(snapshot_download(repository, allow_patterns=HUB_FILES))
+    except GatedRepoError as error:
+        raise ModelError(
+            f"model {repository!r} is gated on the hub: accept its terms at {constants.ENDPOINT}/{repository} and set "
+            "HF_TOKEN to a token that may read it, or give a local folder"
+        ) from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, httpx.HTTPError, OSError) as error:
         raise ModelError(
             f"model {repository!r} is no local folder and could not be fetched from the hub "
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no detail'}): check the name, "
             "the network and HF_TOKEN, or give a local folder"
         ) from error
+
+
+def _missing_offline(repository: str) -> str:
+    """What the hub's cache lacks of a model that may not be fetched now."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+    missing = f"there is no {folder}"
+    for snapshot in sorted(folder.glob("snapshots/*")):
+        try:
+            check_model_folder(snapshot)
+        except ModelError as error:
+            missing = str(error)
+    return (
+        f"model {repository!r}: it could not be fetched, since offline mode is on (HF_HUB_OFFLINE), and the cache "
+        f"lacks it: {missing}. Fetch it while online, or give a local folder"
+    )

@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from forge_core.config.any_config import AnyConfig
 from forge_core.config.loader import store_uri
-from forge_core.config.run_config import RunConfig
 from forge_core.models.errors import ModelError
 from forge_core.models.resolve import check_model_folder, resolve_model
 from forge_core.store import Ledger, Store, open_store
@@ -40,7 +40,7 @@ def parse_run_version(model: str) -> RunVersion | None:
     return RunVersion(match[1], int(match[2]))
 
 
-def configured_model(config: RunConfig) -> Path:
+def configured_model(config: AnyConfig) -> Path:
     """The checked local folder of the pretrained model that ``config`` names. Raises ModelError, StoreError."""
     assert isinstance(config.model, str)
     stored = parse_run_version(config.model)

@@ -93,7 +93,7 @@ class ProgressDisplay:
                 f"eval {_number(self._evaluation)}",
                 f"staleness {entry['max_age']}",
                 f"{tokens:,.0f} tokens/s",
-                f"left {_duration((self.total - self._done) * seconds)}",
+                f"left {duration((self.total - self._done) * seconds)}",
             ]
         )
 
@@ -107,16 +107,16 @@ class ProgressDisplay:
 
 COLUMNS: dict[str, Callable[[Entry], str]] = {
     "step": lambda e: str(e["version_out"]),
-    "reward": lambda e: _metric(e, "reward/mean"),
-    "eval": lambda e: _metric(e, "eval/reward/mean"),
+    "reward": lambda e: metric(e, "reward/mean"),
+    "eval": lambda e: metric(e, "eval/reward/mean"),
     "staleness": lambda e: str(e["max_age"]),
     "trained": lambda e: f"{e['episodes']['trained']}/{e['episodes']['planned']}",
     "tokens": lambda e: f"{e['tokens']:,}",
-    "loss": lambda e: _metric(e, "loss"),
-    "KL": lambda e: _metric(e, "kl"),
-    "entropy": lambda e: _metric(e, "entropy"),
-    "grad norm": lambda e: _metric(e, "grad_norm"),
-    "seconds": lambda e: f"{_seconds(e):.2f}",
+    "loss": lambda e: metric(e, "loss"),
+    "KL": lambda e: metric(e, "kl"),
+    "entropy": lambda e: metric(e, "entropy"),
+    "grad norm": lambda e: metric(e, "grad_norm"),
+    "seconds": lambda e: f"{seconds_of(e):.2f}",
 }
 
 
@@ -172,7 +172,8 @@ def _has(entry: Entry, metric: str) -> bool:
     return entry["metrics"].get(metric) is not None
 
 
-def _metric(entry: Entry, name: str) -> str:
+def metric(entry: Entry, name: str) -> str:
+    """A metric as it is shown."""
     return _number(entry["metrics"].get(name))
 
 
@@ -182,10 +183,11 @@ def _title(entries: Sequence[Entry]) -> str:
     tokens = sum(e["tokens"] for e in entries)
     oldest = max(e["max_age"] for e in entries)
     wall = (_time(entries[-1]["finished_at"]) - _time(entries[0]["started_at"])).total_seconds()
-    return f"{len(entries)} steps, {tokens:,} tokens, oldest episode {oldest} steps behind, {_duration(wall)}"
+    return f"{len(entries)} steps, {tokens:,} tokens, oldest episode {oldest} steps behind, {duration(wall)}"
 
 
-def _seconds(entry: Entry) -> float:
+def seconds_of(entry: Entry) -> float:
+    """From a train task's start to its commit."""
     return (_time(entry["finished_at"]) - _time(entry["started_at"])).total_seconds()
 
 
@@ -199,7 +201,8 @@ def _number(value: float | None) -> str:
     return f"{value:.3f}" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds as ``1:02:03`` or ``2:03``."""
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

@@ -5,30 +5,34 @@ Invariants:
   inputs mean the same retraining, so whoever starts it again after a crash goes on with it; other inputs mean another.
 - ``retrainings/<id>.json`` is written before anything is trained, and says what the retraining was begun with.
 - A retraining trains and evaluates on the files that were there when it began, whatever arrives meanwhile.
-- Rows are new when their digest is not that of the retraining that was decided last.
+- Rows are new when their digest (with that of the conversations, where there are any) is not that of the retraining
+  that was decided last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forge_core.config import ConfigError, RunConfig
 from forge_core.config.retrain_config import GateSection, RetrainConfig
+from forge_core.config.sft_config import SftConfig
 from forge_core.data.identity import rows_digest
 from forge_core.data.prompts import load_prompts
+from forge_core.data.sft_sources import open_documents
 from forge_core.data.sources import is_pattern, matching
 from forge_core.models.stored import RunVersion
-from forge_core.runs.record import code_digests, now
-from forge_core.store import Store, digest, layout
+from forge_core.runs.record import C, code_digests, now
+from forge_core.runs.versions import best_version
+from forge_core.store import Ledger, Store, digest, layout
 from forge_core.weights.registry import PRODUCTION, Entry, Record, Registry, require_weights, shown
 
 
 @dataclass(frozen=True)
 class Retraining:
     """One retraining. ``run``: the configuration of its GRPO run, whose id is ``retrain_id``; ``data``: path, rows and
-    digest of what it trains on."""
+    digest of what it trains on; ``sft``: the configuration of the supervised run before it, if there is one."""
 
     retrain_id: str
     name: str
@@ -36,6 +40,12 @@ class Retraining:
     data: dict[str, Any]
     gate: GateSection
     distributed: bool
+    sft: SftConfig | None = None
+
+    @property
+    def start(self) -> RunVersion:
+        """What it starts from: version 0 of its first run."""
+        return RunVersion(self.retrain_id if self.sft is None else str(self.sft.run.id), 0)
 
 
 @dataclass(frozen=True)
@@ -47,22 +57,44 @@ class NothingToDo:
 
 
 def begin(
-    store: Store, config: RetrainConfig, run: RunConfig, retrain_id: str | None, force: bool
+    store: Store,
+    config: RetrainConfig,
+    run: RunConfig,
+    retrain_id: str | None,
+    force: bool,
+    sft: SftConfig | None = None,
 ) -> Retraining | NothingToDo:
     """The retraining that these inputs mean, recorded in the store. ``force``: also when no row is new. Raises
     ConfigError, DataError, StoreError before anything is trained."""
     registry = Registry(store, config.name)
-    run = with_present_files(run)
-    data = describe_data(run)
+    run, sft = with_present_files(run), sft and with_present_conversations(sft)
+    data = describe_data(run) if sft is None else with_conversations(describe_data(run), sft)
     run = _from_production(store, registry, run)
+    if sft is not None:
+        run, sft = run.model_copy(update={"warm_start": None}), sft.model_copy(update={"model": run.model})
     if retrain_id is None:
         if not force and (last := newest_decision(registry)) and last["decision"]["data_digest"] == data["digest"]:
             return NothingToDo(_nothing_new(config.name, data, last), last)
-        retrain_id = next(i for i in _ids(config.name, run, data) if decision_of(registry, i) is None)
+        retrain_id = next(i for i in _ids(config.name, run, data, sft) if decision_of(registry, i) is None)
     elif entry := decision_of(registry, retrain_id):
         return NothingToDo(f"{retrain_id} was decided before: {entry['action']}: {entry['reason']}", entry)
-    run = run.model_copy(update={"run": run.run.model_copy(update={"id": retrain_id}), "store": store.uri})
-    return _recorded(store, Retraining(retrain_id, config.name, run, data, config.gate, config.distributed))
+    run = _named(run, retrain_id, store)
+    sft = sft and _named(sft, f"{retrain_id}-sft", store)
+    return _recorded(store, Retraining(retrain_id, config.name, run, data, config.gate, config.distributed, sft))
+
+
+def _named(run: C, run_id: str, store: Store) -> C:
+    return run.model_copy(update={"run": run.run.model_copy(update={"id": run_id}), "store": store.uri})
+
+
+def fine_tuned(store: Store, work: Retraining) -> Retraining:
+    """``work`` once its supervised run is finished: GRPO begins with that run's version of the lowest validation loss,
+    or with the last one where nothing was validated."""
+    assert work.sft is not None
+    run_id = str(work.sft.run.id)
+    best = best_version(store, run_id).version
+    version = Ledger(store, run_id).head() if best is None else best
+    return replace(work, run=work.run.model_copy(update={"model": str(RunVersion(run_id, version))}))
 
 
 def with_present_files(run: RunConfig) -> RunConfig:
@@ -72,6 +104,23 @@ def with_present_files(run: RunConfig) -> RunConfig:
         return run
     options = {**section.options, "files": matching(section.path)}
     return run.model_copy(update={"dataset": section.model_copy(update={"options": options})})
+
+
+def with_present_conversations(sft: SftConfig) -> SftConfig:
+    """The same for the conversations of a supervised run."""
+    section = sft.dataset
+    if section is None or section.path is None or not is_pattern(section.path) or "files" in section.options:
+        return sft
+    options = {**section.options, "files": matching(section.path)}
+    return sft.model_copy(update={"dataset": section.model_copy(update={"options": options})})
+
+
+def with_conversations(data: dict[str, Any], sft: SftConfig) -> dict[str, Any]:
+    """``data`` with the conversations that are trained on first."""
+    if sft.dataset is None:
+        raise ConfigError("sft.data: is missing, and so is the supervised run's dataset: name where conversations are")
+    conversations = open_documents(sft.dataset, sft.run.seed, "sft.data").fingerprint()
+    return {**data, "conversations": conversations, "digest": digest([data["digest"], conversations])}
 
 
 def describe_data(run: RunConfig) -> dict[str, Any]:
@@ -110,10 +159,12 @@ def _model(record: Record) -> str:
     return str(RunVersion(record["run_id"], record["version"]))
 
 
-def _ids(name: str, run: RunConfig, data: dict[str, Any]) -> Iterator[str]:
+def _ids(name: str, run: RunConfig, data: dict[str, Any], sft: SftConfig | None) -> Iterator[str]:
     """Ids for these inputs: the first, and those of forced repetitions."""
-    decides = run.model_dump(mode="json", exclude={"store": True, "run": {"id"}})
-    base = f"{name}-{digest([data['digest'], decides, code_digests(run)])[:12]}"
+    without_names: Any = {"store": True, "run": {"id"}}
+    decides: list[Any] = [data["digest"], run.model_dump(mode="json", exclude=without_names), code_digests(run)]
+    decides += [] if sft is None else [sft.model_dump(mode="json", exclude=without_names), code_digests(sft)]
+    base = f"{name}-{digest(decides)[:12]}"
     yield base
     number = 2
     while True:
@@ -124,10 +175,11 @@ def _ids(name: str, run: RunConfig, data: dict[str, Any]) -> Iterator[str]:
 def _recorded(store: Store, work: Retraining) -> Retraining:
     key = layout.retraining(work.retrain_id)
     begun = {"name": work.name, "run": work.run.model_dump(mode="json", exclude={"store"}), "data": work.data}
+    begun |= {} if work.sft is None else {"sft": work.sft.model_dump(mode="json", exclude={"store"})}
     body = {"retrain_id": work.retrain_id, "created_at": now(), **begun}
     if not store.put_new_json(key, body):
         stored = store.read_json(key)
-        if changed := [part for part, value in begun.items() if stored[part] != value]:
+        if changed := [part for part, value in begun.items() if stored.get(part) != value]:
             raise ConfigError(
                 f"retraining {work.retrain_id!r} was begun with another {' and '.join(changed)} ({key}): leave the id "
                 "out to begin one with these, or give what it was begun with"

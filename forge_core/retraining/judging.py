@@ -45,7 +45,7 @@ def enter(store: Store, work: Retraining) -> Contest:
     if decision_of(registry, work.retrain_id) is None:
         registry.register(record, f"retraining {work.retrain_id}: to be evaluated")
     candidate = version_policy(store, f"candidate of {work.name}", RunVersion(work.retrain_id, version))
-    start = version_policy(store, f"start of {work.retrain_id}", RunVersion(work.retrain_id, 0))
+    start = version_policy(store, f"start of {work.retrain_id}", work.start)
     production = registry.alias(PRODUCTION)
     if production is None:
         return Contest(record, candidate, None, start)
@@ -85,14 +85,23 @@ def _measured(
 
 def gpu_seconds(store: Store, work: Retraining, *evaluations: Evaluation) -> float:
     """Working seconds of the run's engines, and of the evaluations, times the GPUs of each (on the CPU: times one)."""
-    ledger = Ledger(store, work.retrain_id)
     replicas, each = generator_shape(work.run)
-    init, trainer, generator = ledger.init(), world_size(work.run), replicas * each
+    trainer, generator = world_size(work.run), replicas * each
     share = {"time/generate": generator, "time/reference": 1, "time/train": trainer, "time/publish": trainer}
-    metrics = [entry["metrics"] for entry in ledger.entries()]
-    steps = sum(m.get(name, 0.0) * gpus for m in metrics for name, gpus in share.items())
-    start = init["metrics"].get("time/initialise", 0.0) * trainer if init else 0.0
-    return steps + start + generator * sum(e.provenance.get("seconds", 0.0) for e in evaluations)
+    steps = _working_seconds(store, work.retrain_id, share)
+    if work.sft is not None:
+        ranks = world_size(work.sft)
+        share = dict.fromkeys(("time/train", "time/publish", "time/validation"), ranks)
+        steps += _working_seconds(store, str(work.sft.run.id), share)
+    return steps + generator * sum(e.provenance.get("seconds", 0.0) for e in evaluations)
+
+
+def _working_seconds(store: Store, run_id: str, share: dict[str, int]) -> float:
+    """Seconds of a run's work times the GPUs of each kind of it; version 0 is the trainer's."""
+    ledger = Ledger(store, run_id)
+    init, metrics = ledger.init(), [entry["metrics"] for entry in ledger.entries()]
+    start = init["metrics"].get("time/initialise", 0.0) * share["time/train"] if init else 0.0
+    return start + sum(m.get(name, 0.0) * gpus for m in metrics for name, gpus in share.items())
 
 
 def _decision(

@@ -1,4 +1,4 @@
-"""What is graded, what comes out, and the grading of one item.
+"""What is graded, what comes out, and the grading of one item by one reward.
 
 Guarantees:
 - A grade that raises or is no finite number is an error with its text, never a 0.
@@ -10,13 +10,17 @@ Guarantees:
 from __future__ import annotations
 
 import math
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from forge_core.redaction import redact
+
+if TYPE_CHECKING:
+    from forge_core.stop import StopToken
 
 Grade = Callable[[str, str, dict[str, Any]], Any]
 
@@ -34,7 +38,8 @@ class RewardItem:
 @dataclass(frozen=True)
 class Graded:
     """``reward`` is the weighted sum of ``components``, or None unless ``status`` is ``ok`` (else ``error`` or
-    ``timeout``, with the text in ``error``). ``components`` are unweighted, by name."""
+    ``timeout``, with the text in ``error``). ``components`` are unweighted, by name; ``<name>/<part>`` is what a
+    component was made of (the votes of an ensemble) and has no weight of its own."""
 
     reward: float | None
     components: dict[str, float]
@@ -44,34 +49,67 @@ class Graded:
 
 @dataclass(frozen=True)
 class Spec:
-    """A component before it is built; goes to grading processes."""
+    """A component before it is built; goes to grading processes. ``timeout_s``: seconds for one grade."""
 
     name: str
     path: str
     weight: float
     options: dict[str, Any]
     folder: Path | None = None
+    timeout_s: float = 30.0
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Grades of one item, before weights."""
+class Grading:
+    """The grade that one reward gave to one item (None unless ``status`` is ``ok``), and the seconds it took."""
 
-    components: dict[str, float]
+    value: float | None
     status: str = "ok"
     error: str | None = None
+    seconds: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
 
 
-def grade_item(functions: Sequence[tuple[str, Grade]], item: RewardItem) -> Outcome:
-    """Grade ``item`` with every ``(name, grade)``."""
+class BatchReward(Protocol):
+    """A reward that grades many items at once, in this process: a model, a remote judge, an ensemble."""
+
+    def grade_many(
+        self, items: Sequence[RewardItem], stop: StopToken | None = None
+    ) -> tuple[list[Grading], dict[str, float]]:
+        """Grades in the order of ``items``, and metrics of the call (counts, costs). A failed item is a Grading
+        without a value. Raises Stopped soon after ``stop`` is set."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def grade_item(grade: Grade, item: RewardItem) -> Grading:
+    """Grade ``item`` with one reward."""
+    start = time.perf_counter()
+    try:
+        value = _number(grade(item.prompt, item.completion, item.metadata))
+    except Exception as error:  # a reward may fail in any way; it is recorded with the episode
+        return Grading(None, "error", failure_text(error), time.perf_counter() - start)
+    return Grading(value, seconds=time.perf_counter() - start)
+
+
+def combine(gradings: Sequence[tuple[str, Grading]], weights: dict[str, float]) -> Graded:
+    """The reward of one item from its components; None when one of them failed."""
     components: dict[str, float] = {}
-    errors: list[str] = []
-    for name, grade in functions:
-        try:
-            components[name] = _number(grade(item.prompt, item.completion, item.metadata))
-        except Exception as error:  # a reward may fail in any way; it is recorded with the episode
-            errors.append(f"{name}: {type(error).__name__}: {redact(str(error))}{_place(error)}")
-    return Outcome(components, "error" if errors else "ok", "; ".join(errors) or None)
+    for name, grading in gradings:
+        if grading.value is not None:
+            components[name] = grading.value
+        components |= {f"{name}/{part}": value for part, value in grading.parts.items()}
+    failed = [(name, g) for name, g in gradings if g.value is None]
+    if failed:
+        status = "timeout" if any(g.status == "timeout" for _, g in failed) else "error"
+        return Graded(None, components, status, "; ".join(f"{name}: {g.error}" for name, g in failed))
+    return Graded(sum(weights[name] * components[name] for name, _ in gradings), components)
+
+
+def failure_text(error: Exception) -> str:
+    """The error as it is stored: its kind, text and place, without secrets."""
+    return f"{type(error).__name__}: {redact(str(error))}{_place(error)}"
 
 
 def _number(value: Any) -> float:

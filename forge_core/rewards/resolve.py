@@ -1,8 +1,15 @@
 """From the path of a reward in a configuration to the function that grades.
 
+A built-in reward is a class whose options are its arguments, with ``grade(prompt, completion, metadata)``, or with
+``grade_many`` (``BatchReward``) where it grades many items at once; then ``timeout_s`` is an argument too.
+``needs_answer``: it compares with the ground truth. ``can_hang``: it runs in a grading process, which can be killed.
+A class may have a static ``check(**options)``, where making it would load something large; ``decide_nothing``, options
+that change no grade; and a static ``identity(options)``, what decides its grades besides.
+
 Guarantees:
 - A path is a built-in name, ``<module>:<name>`` or ``<file.py>:<name>``; nothing is evaluated.
-- ``source_digest`` changes when the file that defines the reward does.
+- ``source_digest`` changes when the file that defines the reward does; that of a built-in one also when a file of
+  this package does that it imports.
 - Every failure is a RewardError that names the path and the original error.
 """
 
@@ -11,6 +18,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,14 +26,29 @@ from typing import Any
 
 from forge_core.data.importing import ObjectPathError, load_object, source_file
 from forge_core.redaction import redact
-from forge_core.rewards.grading import Grade, Spec
+from forge_core.rewards.grading import BatchReward, Grade, Spec
 
 BUILTINS = {
-    "exact_match": "forge_core.rewards.builtin:ExactMatch",
-    "last_integer": "forge_core.rewards.builtin:LastInteger",
-    "overlong": "forge_core.rewards.builtin:Overlong",
-    "reasoning_gym": "forge_core.rewards.builtin:ReasoningGym",
+    "exact_match": "forge_core.rewards.exact_match:ExactMatch",
+    "f1": "forge_core.rewards.f1:F1",
+    "last_integer": "forge_core.rewards.last_integer:LastInteger",
+    "math": "forge_core.rewards.math:MathReward",
+    "reasoning_gym": "forge_core.rewards.reasoning_gym:ReasoningGym",
+    "code": "forge_core.rewards.code:CodeReward",
+    "thinking": "forge_core.rewards.thinking:ThinkingReward",
+    "format": "forge_core.rewards.format:FormatReward",
+    "regex": "forge_core.rewards.regex:RegexReward",
+    "language": "forge_core.rewards.language:LanguageReward",
+    "length": "forge_core.rewards.length:LengthReward",
+    "overlong": "forge_core.rewards.overlong:Overlong",
+    "llm_judge": "forge_core.rewards.llm_judge:LLMJudge",
+    "reward_model": "forge_core.rewards.reward_model:RewardModel",
+    "ensemble": "forge_core.rewards.ensemble:Ensemble",
 }
+
+
+_HELPER = re.compile(r"^ *from forge_core\.rewards\.(\w+) import", re.MULTILINE)
+_MACHINERY = frozenset({"actor", "grading", "pool", "resolve", "wire", "worker"})  # decides no grade
 
 
 class RewardError(ValueError):
@@ -46,14 +69,36 @@ def resolve(path: str, folder: Path | None = None) -> Callable[..., Any]:
 def source_digest(path: str, folder: Path | None = None) -> str:
     """SHA-256 (hex) of the source file that ``path`` names."""
     try:
-        return hashlib.sha256(source_file(full_path(path), folder).read_bytes()).hexdigest()
+        file = source_file(full_path(path), folder)
     except ObjectPathError as error:
         raise RewardError(f"rewards.functions: {error}") from error
+    files = sorted(_with_helpers(file)) if path in BUILTINS else [file]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _with_helpers(file: Path) -> set[Path]:
+    """``file`` and those beside it that it imports to grade."""
+    found, waiting = set(), [file]
+    while waiting:
+        found.add(file := waiting.pop())
+        names = set(_HELPER.findall(file.read_text())) - _MACHINERY
+        waiting += [helper for name in names if (helper := file.with_name(f"{name}.py")) not in found]
+    return found
 
 
 def needs_answer(path: str) -> bool:
     """Whether ``path`` is a built-in reward that compares with the ground truth (of others it is not known)."""
     return path in BUILTINS and resolve(path).needs_answer  # type: ignore[attr-defined]
+
+
+def is_batch(path: str) -> bool:
+    """Whether ``path`` is a built-in reward that grades many items at once."""
+    return path in BUILTINS and hasattr(resolve(path), "grade_many")
+
+
+def can_hang(path: str) -> bool:
+    """Whether ``path`` is code of the user, or a built-in reward that may not come to an end."""
+    return path not in BUILTINS or getattr(resolve(path), "can_hang", False)
 
 
 def build(spec: Spec) -> Grade:
@@ -62,20 +107,35 @@ def build(spec: Spec) -> Grade:
     if not inspect.isclass(found):
         _check_call(found, spec, spec.options)
         return partial(found, **spec.options) if spec.options else found
-    try:
-        instance = found(**spec.options)
-    except Exception as error:  # the constructor is the user's code
-        raise RewardError(
-            redact(
-                f"rewards.functions: making {spec.path} with the options {spec.options} failed: "
-                f"{type(error).__name__}: {error}"
-            )
-        ) from error
-    grade = getattr(instance, "grade", None)
+    grade = getattr(_made(found, spec), "grade", None)
     if not callable(grade):
         raise RewardError(f"rewards.functions: {spec.path} has no method grade(prompt, completion, metadata)")
     _check_call(grade, spec, {})
     return grade
+
+
+def build_batch(spec: Spec) -> BatchReward:
+    """The built-in reward of ``spec``, which ``is_batch``: it keeps its timeout itself."""
+    return _made(partial(resolve(spec.path), timeout_s=spec.timeout_s), spec)
+
+
+def check_built_in(spec: Spec) -> None:
+    """Raise RewardError for options of a built-in reward that cannot be, or that need what this machine lacks."""
+    found = resolve(spec.path)
+    _made(getattr(found, "check", found), spec)
+
+
+def _made(found: Callable[..., Any], spec: Spec) -> Any:
+    try:
+        return found(**spec.options)
+    except Exception as error:  # the constructor is the user's code
+        shown = {k: v for k, v in spec.options.items() if not k.endswith("_env")}  # there a key may stand by mistake
+        raise RewardError(
+            redact(
+                f"rewards.functions: making {spec.path} with the options {shown} failed: "
+                f"{type(error).__name__}: {error}"
+            )
+        ) from error
 
 
 def _check_call(grade: Grade, spec: Spec, options: dict[str, Any]) -> None:

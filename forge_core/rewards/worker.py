@@ -1,4 +1,4 @@
-"""A grading process: builds the rewards once, then grades one item at a time.
+"""A grading process: builds the rewards once, then grades one item at a time, and tells each grade as it has it.
 
 Guarantees:
 - It ends with its parent, also while a grade hangs (on Linux), and with its parent's end of the pipe elsewhere.
@@ -26,13 +26,15 @@ def main() -> None:
         specs, parent = wire.receive(requests)
         _die_with(parent)
         try:
-            functions = [(spec.name, build(spec)) for spec in specs]
+            functions = [build(spec) for spec in specs]
         except RewardError as error:
             wire.send(replies, str(error))
             return
         wire.send(replies, None)
         while True:
-            wire.send(replies, grade_item(functions, wire.receive(requests)))
+            first, item = wire.receive(requests)
+            for function in functions[first:]:
+                wire.send(replies, grade_item(function, item))
 
 
 def _take_pipes() -> tuple[int, int]:

@@ -9,16 +9,20 @@ from forge_core.config.run_config import ScratchModel
 from forge_core.data.prompts import check_dataset
 from forge_core.devices import alone
 from forge_core.models.stored import configured_model
-from forge_core.rewards.resolve import needs_answer, resolve
+from forge_core.rewards.identity import check_rewards
+from forge_core.rewards.resolve import needs_answer
 from forge_core.runs.code import code_digests
 from forge_core.runs.prompt_checks import check_prompts
 from forge_core.runs.record import RunRecord, refuse_generation
+from forge_core.runs.reference_session import teacher_folder
 from forge_core.store import Ledger, Store
 from forge_core.weights.host_cache import keep_published
 
 
 def check_run(config: RunConfig) -> list[str]:
-    """Warnings about a run that may start. Raises the error of the first part that may not."""
+    """Warnings about a run that may start here. Raises the error of the first part that may not."""
+    validate_for_training(config)
+    check_rewards(config.rewards.functions)
     return list(_check(config.model_dump_json()))
 
 
@@ -45,7 +49,9 @@ def check_role(store: Store, record: RunRecord, role: str) -> list[str]:
             "--allow-code-change"
         )
     if role in ("trainer", "generator"):
-        return check_run(with_stored_model(store, record.run_id, config))
+        return list(_check(with_stored_model(store, record.run_id, config).model_dump_json()))
+    if role == "scorer":
+        check_rewards(config.rewards.functions)
     return validate_for_training(config)
 
 
@@ -61,14 +67,14 @@ def _check_loss(config: RunConfig) -> None:
 def _check(config_json: str) -> tuple[str, ...]:
     config = RunConfig.model_validate_json(config_json)
     warnings = validate_for_training(config)
-    for function in config.rewards.functions:
-        resolve(function.path)
     _check_loss(config)
     assert config.dataset is not None
-    answer = any(needs_answer(f.path) for f in config.rewards.functions)
+    answer = any(needs_answer(path) for path in config.rewards.paths)
     check_dataset(config.dataset, seed=config.run.seed, needs_answer=answer)
     if config.warm_start is not None:
         check_dataset(config.warm_start.dataset, seed=config.run.seed, needs_answer=True, key="warm_start.dataset")
     if not isinstance(config.model, ScratchModel):
         configured_model(config)
+    if config.distils:
+        teacher_folder(config)
     return (*warnings, *check_prompts(config))

@@ -13,13 +13,17 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from forge_core.config import ConfigError, RunConfig
+from forge_core.config import ConfigError
+from forge_core.config.any_config import AnyConfig
 from forge_core.config.files import PYTHON
+from forge_core.config.run_config import DatasetSection
+from forge_core.config.sft_config import SftConfig
 from forge_core.data.importing import FORGE, OWN_PACKAGES, ObjectPathError, check_place, source_file
+from forge_core.data.sft_settings import SftSource
 from forge_core.rewards.resolve import full_path
 
 
-def code_digests(config: RunConfig, flow: str = "grpo") -> dict[str, str]:
+def code_digests(config: AnyConfig, flow: str = "grpo") -> dict[str, str]:
     """Digests of the code that decides a run's numbers: Forge's own, and the source files that ``named_code`` names."""
     own = hashlib.sha256()
     for file in sorted(f for package in OWN_PACKAGES for f in (FORGE / package).rglob("*.py")):
@@ -27,21 +31,30 @@ def code_digests(config: RunConfig, flow: str = "grpo") -> dict[str, str]:
     return {f"forge-rl {_version()}": own.hexdigest(), **_named_digests(config, flow)}
 
 
-def named_code(config: RunConfig, flow: str = "grpo") -> dict[str, tuple[str, str]]:
+def named_code(config: AnyConfig, flow: str = "grpo") -> dict[str, tuple[str, str]]:
     """The code that a configuration names: what it is for -> the key that names it, and the path. ``flow``: of a kind
     of run that uses only a part of it."""
-    rewards = {f"reward {f.path}": ("rewards.functions", full_path(f.path)) for f in config.rewards.functions}
+    if isinstance(config, SftConfig):
+        return _functions({"dataset": config.dataset, "validation.dataset": config.validation.dataset})
+    rewards = {f"reward {path}": ("rewards.functions", full_path(path)) for path in config.rewards.paths}
     loss = {f"loss {config.loss.path}": ("loss.path", config.loss.path)} if config.loss.name == "custom" else {}
     warm_start = config.warm_start.dataset if config.warm_start else None
-    data = {
-        f"dataset {section.path}": (f"{key}.path", section.path.removeprefix(PYTHON))
-        for key, section in (("dataset", config.dataset), ("warm_start.dataset", warm_start))
-        if section is not None and section.path.startswith(PYTHON)
-    }
+    data = _functions({"dataset": config.dataset, "warm_start.dataset": warm_start})
     return {"rescore": rewards, "retrain-from": loss}.get(flow, {**rewards, **loss, **data})
 
 
-def _named_digests(config: RunConfig, flow: str) -> dict[str, str]:
+def _functions(sections: Mapping[str, DatasetSection | SftSource | None]) -> dict[str, tuple[str, str]]:
+    """The functions that make data: by key, the sections that may name one."""
+    found: dict[str, tuple[str, str]] = {}
+    for key, section in sections.items():
+        if isinstance(section, SftSource):
+            found |= _functions({f"{key}.mixture.{i}": part for i, part in enumerate(section.mixture)})
+        if section is not None and (section.path or "").startswith(PYTHON):
+            found[f"dataset {section.path}"] = (f"{key}.path", (section.path or "").removeprefix(PYTHON))
+    return found
+
+
+def _named_digests(config: AnyConfig, flow: str) -> dict[str, str]:
     found = {}
     for name, (key, path) in named_code(config, flow).items():
         try:
@@ -56,7 +69,7 @@ def _sha256(file: Path) -> str:
 
 
 def check_named_code(
-    run_id: str, stored: RunConfig, used: RunConfig, flow: str, recorded: Mapping[str, str] | None
+    run_id: str, stored: AnyConfig, used: AnyConfig, flow: str, recorded: Mapping[str, str] | None
 ) -> None:
     """Raise ConfigError unless all code that ``stored`` names and ``used`` still does lies where this machine offers
     code, with the ``recorded`` digests (None: with any)."""

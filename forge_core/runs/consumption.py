@@ -71,8 +71,8 @@ def fate_rules(config: RunConfig) -> FateRules:
         build_estimator(section),
         wanted,
         config.filters.truncated,
-        compares(section),
-        whitens(section),
+        compares(section) and not config.distils,
+        whitens(section) and not config.distils,
     )
 
 

@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from forge_core.data.curriculum import curriculum_of
 from forge_core.data.cursor import Cursor
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, render, split_holdout
 from forge_core.devices import Placement, alone, place, sampling_nothing, visible_gpus
@@ -71,7 +72,9 @@ class RunContext:
     with news for a person. ``background`` does what must neither delay nor fail a step, such as deleting what nothing
     reaches. ``weights`` keeps the run's weights on this host. ``role``: the one that this process works for;
     None: for all of them. ``evaluate_candidate``: who evaluates the last version before its commit;
-    None: this process."""
+    None: this process. ``samples``: whether runs of this kind sample episodes of prompts."""
+
+    samples = True
 
     def __init__(
         self, store: Store, record: RunRecord, stop: StopToken | None = None, *, role: str | None = None
@@ -89,11 +92,8 @@ class RunContext:
         self.background = BestEffort(limit_s=120.0, name="background")
         w = self.config.weights
         self.weights = Prefetcher(store, self._weights_manifest, w.fetchers, enabled=w.prefetch, stop=self.stop)
-        # A batch that may be refilled is not generated before its refill has ended, which counts as one more shard.
         self.role = role
         self.evaluate_candidate: Callable[[RunContext, int], Any] | None = None
-        shards = shard_count(record.config) + record.config.filters.dynamic_sampling
-        self.rollouts = ShardTracker(shards) if role is None else Untracked()
         self._plans: dict[int, dict[str, Any]] = {}
         self._lock = threading.RLock()  # of plans
         self._generator: Generator | None = None
@@ -141,9 +141,18 @@ class RunContext:
     # Plans --------------------------------------------------------------------------------------------------------
 
     @cached_property
+    def rollouts(self) -> ShardTracker | Untracked:
+        """Which shards this process has sampled."""
+        # A batch that may be refilled is not generated before its refill has ended, which counts as one more shard.
+        shards = shard_count(self.config) + self.config.filters.dynamic_sampling
+        return ShardTracker(shards) if self.role is None else Untracked()
+
+    @cached_property
     def planner(self) -> Planner:
         encode = lambda row: self.encode(self.prompts[row])
-        return Planner(self.config, self.prompts, self.train_rows, encode)
+        section = self.config.dataset
+        curriculum = curriculum_of(self.prompts, self.train_rows, section.curriculum if section else None)
+        return Planner(self.config, self.prompts, self.train_rows, encode, curriculum)
 
     def plan(self, batch: int) -> dict[str, Any]:
         """The stored plan of ``batch`` (round 0), made now (in batch order) if nobody made it before."""

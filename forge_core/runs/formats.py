@@ -10,16 +10,18 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
 from forge_core.config import ConfigError, RunConfig
 from forge_core.config.explain import problems_of
+from forge_core.config.sft_config import SftConfig
 
 STORE_FORMAT = 1  # layout, plans, ledger, manifests, Parquet schemas, checkpoints
 OLDEST = 1
 FORMAT_KEY = "format"
+SFT = "sft"  # the kind of a supervised run
 
 
 class UnreadableRun(ConfigError):
@@ -39,11 +41,11 @@ def check_format(run_id: str, body: Mapping[str, Any]) -> None:
     )
 
 
-def stored_config(run_id: str, body: Mapping[str, Any]) -> RunConfig:
-    """The configuration in ``body``. Raises UnreadableRun when this release knows other keys than the one that wrote
-    it."""
+def stored_config(run_id: str, body: Mapping[str, Any], flow: str) -> RunConfig:
+    """The configuration in ``body``, of a run of the kind ``flow`` (see ``RunRecord``). Raises UnreadableRun when this
+    release knows other keys than the one that wrote it."""
     try:
-        return RunConfig.model_validate(body["config"])
+        return cast(RunConfig, (SftConfig if flow == SFT else RunConfig).model_validate(body["config"]))
     except ValidationError as error:
         problems = [*problems_of(error), f"go on with it in {made_by(body)}"]
         source = f"run {run_id!r} was made by {made_by(body)}, whose configuration this release does not read"

@@ -16,12 +16,14 @@ from typing import Any
 from forge_core.algorithms.ops import Totals
 from forge_core.config import RunConfig
 from forge_core.config.run_config import ScratchModel, WarmStartSection
+from forge_core.data.curriculum import curriculum_of
 from forge_core.data.cursor import Cursor, next_rows
 from forge_core.data.prompts import PromptSet, load_prompts, render, split_holdout
 from forge_core.engine_thread import EngineThread
 from forge_core.models.imports import import_model_code
 from forge_core.models.probe import PROBE
 from forge_core.runs.context import RunContext
+from forge_core.runs.prompt_checks import duplicate_warnings
 from forge_core.runs.record import now
 from forge_core.store import digest, layout
 from forge_core.temporary import temporary_folder
@@ -37,6 +39,8 @@ def initialise(ctx: RunContext) -> dict[str, Any]:
     Every process that works on the run calls this before it starts threads: see ``import_model_code``.
     """
     if ctx.ledger.init() is None:
+        for warning in duplicate_warnings(ctx.config, ctx.prompts) if ctx.config.dataset and ctx.samples else ():
+            ctx.note(f"warning: {warning}")
         _publish_version_zero(ctx)
     committed = ctx.ledger.init()
     assert committed is not None
@@ -143,7 +147,8 @@ def _demonstration_batches(
     config: RunConfig, warm: WarmStartSection, demonstrations: PromptSet, rows: list[int], tokenizer: Any
 ) -> Iterator[list[Sample]]:
     """Batches of demonstrations; those on held-out prompts (by the same hash as the evaluation) are left out."""
-    order = next_rows(Cursor(0, 0), rows, config.run.seed, warm.dataset.shuffle)
+    curriculum = curriculum_of(demonstrations, rows, warm.dataset.curriculum, "warm_start.dataset")
+    order = next_rows(Cursor(0, 0), rows, config.run.seed, warm.dataset.shuffle, curriculum)
     for _ in range(warm.steps):
         yield [_demonstration(demonstrations, next(order)[0], warm, tokenizer) for _ in range(warm.batch_size)]
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from forge_core.config import RunConfig
+from forge_core.config.any_config import AnyConfig
 from forge_core.devices import Placement
 from forge_core.observability.memory import SETTINGS
 from forge_core.runs.engines import OWN_MEMORY, SHARED_MEMORY
@@ -68,7 +69,7 @@ def roles_memory(
     config: RunConfig, shape: ModelShape, placement: Placement, gpu_memory: Mapping[str, int]
 ) -> list[RoleMemory]:
     """The roles of a run under ``placement``; ``gpu_memory``: bytes of each GPU."""
-    roles = [_generator(config, shape, placement, gpu_memory), _trainer(config, shape, placement, gpu_memory)]
+    roles = [_generator(config, shape, placement, gpu_memory), trainer_memory(config, shape, placement, gpu_memory)]
     if config.services.ref_model is not None and config.grpo.beta > 0:
         roles.append(_reference(config, shape, placement))
     return roles
@@ -90,7 +91,7 @@ def fits(
     return [*found, DeviceFit("memory", needed, machine_memory, _settings(on_cpu or roles))]
 
 
-def trainer_parts(config: RunConfig, shape: ModelShape, gpu_memory: int | None) -> dict[str, int]:
+def trainer_parts(config: AnyConfig, shape: ModelShape, gpu_memory: int | None) -> dict[str, int]:
     """Bytes of one trainer rank. ``gpu_memory``: of its GPU; None: it works on the CPU."""
     p, width = config.parallelism, _width(config.training.dtype)
     shards, tensor = p.data_parallel_shard_degree, p.tensor_parallel_degree
@@ -116,7 +117,10 @@ def trainer_parts(config: RunConfig, shape: ModelShape, gpu_memory: int | None) 
     }
 
 
-def _trainer(config: RunConfig, shape: ModelShape, placement: Placement, gpu_memory: Mapping[str, int]) -> RoleMemory:
+def trainer_memory(
+    config: AnyConfig, shape: ModelShape, placement: Placement, gpu_memory: Mapping[str, int]
+) -> RoleMemory:
+    """One rank of the trainer."""
     gpus, p = placement.trainer, config.parallelism
     parts = trainer_parts(config, shape, gpu_memory[gpus[0]] if gpus else None)
     kept = sum(parts[name] for name in ("parameters", "optimizer"))
@@ -190,7 +194,7 @@ def _reference(config: RunConfig, shape: ModelShape, placement: Placement) -> Ro
     return RoleMemory("reference", placement.reference, 1, parts, sum(parts.values()), SETTINGS["reference model"])
 
 
-def activation_bytes(config: RunConfig, shape: ModelShape, on_cpu: bool) -> int:
+def activation_bytes(config: AnyConfig, shape: ModelShape, on_cpu: bool) -> int:
     """Bytes that one token keeps for the backward pass, and needs in it.
 
     Pipeline parallelism does not lower it: a stage has fewer layers and as many more micro-batches at a time. Under
@@ -215,7 +219,7 @@ def _divided(shape: ModelShape, on_cpu: bool) -> int:
     return normalised + 2 * shape.queries + 2 * shape.keys + 4 * shape.feed_forward
 
 
-def _mask(config: RunConfig, tokens: int, gpu_memory: int | None) -> int:
+def _mask(config: AnyConfig, tokens: int, gpu_memory: int | None) -> int:
     """On a CPU packed documents take a dense mask; a row is about as long as a document."""
     return tokens * config.training.seq_len * (_width(config.training.dtype) + 3) if gpu_memory is None else 0
 
@@ -232,9 +236,9 @@ def _logits(shape: ModelShape, tokens: int, tensor: int, width: int, gpu_memory:
     return width * min(numbers, GPU_LOGITS) + gradient
 
 
-def _tokens(config: RunConfig) -> int:
+def _tokens(config: AnyConfig) -> int:
     """Positions of a micro-batch: the budget, or what one rank's share of an optimizer step has at most."""
-    episodes = math.ceil(config.episodes_per_optimizer_step / config.parallelism.data_parallel_shard_degree)
+    episodes = math.ceil(config.sequences_per_optimizer_step / config.parallelism.data_parallel_shard_degree)
     return min(config.token_budget, episodes * config.training.seq_len)
 
 

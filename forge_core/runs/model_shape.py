@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from forge_core.config import RunConfig
+from forge_core.config.any_config import AnyConfig
 from forge_core.config.run_config import ScratchModel
 
 
@@ -38,7 +38,7 @@ class ModelShape:
         return self.layers * self.layer_parameters + self.matrix * (1 if self.tied else 2)
 
 
-def model_shape(config: RunConfig) -> ModelShape:
+def model_shape(config: AnyConfig) -> ModelShape:
     model = config.model
     if isinstance(model, ScratchModel):
         sizes = model.model_dump()

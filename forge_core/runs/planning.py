@@ -16,6 +16,7 @@ from typing import Any
 
 from forge_core.algorithms.fates import PROMPT_TOO_LONG, PlannedGroup
 from forge_core.config import ConfigError, RunConfig
+from forge_core.data.curriculum import Curriculum
 from forge_core.data.cursor import Cursor, next_rows
 from forge_core.data.prompts import PromptSet
 from forge_core.data_model import GenerationRequest, SamplingParams
@@ -50,25 +51,30 @@ def shards_at_once(config: RunConfig) -> int:
 
 @dataclass(frozen=True)
 class Planner:
-    """What plans are made from. ``encode(row)`` gives a prompt's token ids; ``rows`` are those to train on."""
+    """What plans are made from. ``encode(row)`` gives a prompt's token ids; ``rows`` are those to train on.
+    ``curriculum``: the order of the first epochs, and how far refills may go."""
 
     config: RunConfig
     prompts: PromptSet
     rows: list[int]
     encode: Callable[[int], list[int]]
+    curriculum: Curriculum | None = None
 
     def plan(self, batch: int, cursor: Cursor) -> dict[str, Any]:
         """Round 0 of ``batch`` as a JSON object; it starts at the cursor that the batch before ended at."""
-        return self._plan(batch, 0, 0, self.config.groups_per_batch, cursor)
+        return self._plan(batch, 0, 0, self.config.groups_per_batch, cursor, self.rows)
 
-    def refill(self, batch: int, round: int, first_group: int, wanted: int) -> dict[str, Any]:
+    def refill(self, batch: int, round: int, first_group: int, wanted: int, begun: Cursor) -> dict[str, Any]:
         """An extra round with ``wanted`` groups. It draws from a stream of its own, so that the next batch does not
-        depend on how this one went."""
+        depend on how this one went. ``begun``: where the batch began, whose level a refill does not exceed."""
         stream = Cursor(REFILL_EPOCHS + batch * (self.config.filters.max_rounds + 1) + round, 0)
-        return self._plan(batch, round, first_group, wanted, stream)
+        rows = self.curriculum.reached(begun) if self.curriculum else self.rows
+        return self._plan(batch, round, first_group, wanted, stream, rows)
 
-    def _plan(self, batch: int, round: int, first_group: int, wanted: int, cursor: Cursor) -> dict[str, Any]:
-        groups, after = self._draw(batch, round, first_group, wanted, cursor)
+    def _plan(
+        self, batch: int, round: int, first_group: int, wanted: int, cursor: Cursor, rows: list[int]
+    ) -> dict[str, Any]:
+        groups, after = self._draw(batch, round, first_group, wanted, cursor, rows)
         alive = [g["group"] for g in groups if g["skipped"] is None]
         return {
             "batch": batch,
@@ -80,19 +86,19 @@ class Planner:
         }
 
     def _draw(
-        self, batch: int, round: int, first_group: int, wanted: int, cursor: Cursor
+        self, batch: int, round: int, first_group: int, wanted: int, cursor: Cursor, rows: list[int]
     ) -> tuple[list[dict[str, Any]], Cursor]:
         groups: list[dict[str, Any]] = []
         skipped_in_a_row, after = 0, cursor
         shuffle = round > 0 or self.config.dataset is None or self.config.dataset.shuffle
-        for row, position in next_rows(cursor, self.rows, self.config.run.seed, shuffle):
+        for row, position in next_rows(cursor, rows, self.config.run.seed, shuffle, self.curriculum):
             group, after = self._group(batch, round, first_group + len(groups), row), position
             groups.append(group)
             wanted -= group["skipped"] is None
             skipped_in_a_row = skipped_in_a_row + 1 if group["skipped"] else 0
             if wanted == 0:
                 break
-            if skipped_in_a_row > len(self.rows):
+            if skipped_in_a_row > len(rows):
                 raise ConfigError(
                     f"rollout.max_prompt_tokens: every prompt of dataset.path is longer than "
                     f"{self.config.max_prompt_tokens} tokens: raise rollout.max_prompt_tokens or training.seq_len"

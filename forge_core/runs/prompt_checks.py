@@ -4,7 +4,8 @@ Guarantees:
 - Nothing is truncated, here or later: a prompt that is too long is dropped with its reason and counted in the ledger.
 - Lengths are counted with the model's own tokenizer but without its chat template, so they are lower bounds: what is
   refused here could never have been trained on.
-- The first ``LOOKED_AT`` prompts are looked at. Neither torch nor transformers is imported, and no hub is asked.
+- The first ``LOOKED_AT`` prompts are looked at, for duplicates all of them. Neither torch nor transformers is imported,
+  and no hub is asked.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from forge_core.config import ConfigError, RunConfig
 from forge_core.config.run_config import DatasetSection, ScratchModel
 from forge_core.data.errors import DataError
-from forge_core.data.prompts import Prompt, load_prompts
+from forge_core.data.prompts import Prompt, PromptSet, load_prompts, split_holdout
 
 LOOKED_AT = 256
 LOCAL = ("python://", "reasoning_gym://")
@@ -33,6 +34,30 @@ def check_prompts(config: RunConfig) -> list[str]:
             _check_characters(demonstrations, config.model, "warm_start.dataset", targets=True)
     count = _token_counter(config) if prompts else None
     return _check_lengths(config, [count(_text(prompt)) for prompt in prompts]) if count else []
+
+
+def trained_and_evaluated(config: RunConfig, prompts: PromptSet) -> tuple[list[Prompt], list[Prompt]]:
+    """All prompts of the run's set that are trained on, and all that may be evaluated (also of ``eval.split``)."""
+    section, split = config.dataset, config.eval.split
+    assert section is not None
+    if split and config.eval.prompts:
+        other = load_prompts(section.model_copy(update={"split": split}), seed=config.run.seed)
+        return list(prompts), list(other)
+    train, held = split_holdout(prompts, config.eval.holdout if config.eval.prompts else 0.0)
+    return [prompts[row] for row in train], [prompts[row] for row in held]
+
+
+def duplicate_warnings(config: RunConfig, prompts: PromptSet) -> list[str]:
+    """What a person should know when a run begins: equal prompts, and those of ``eval.split`` that are trained on too.
+    ``forge data`` lists them, and near duplicates."""
+    ids = prompts.prompt_ids
+    found = {"rows repeat an earlier prompt": len(ids) - len(set(ids))}
+    if config.eval.split and config.eval.prompts:
+        evaluated = trained_and_evaluated(config, prompts)[1]
+        found[f"prompts of eval.split={config.eval.split} are trained on too"] = len(
+            {prompt.prompt_id for prompt in evaluated} & set(ids)
+        )
+    return [f"dataset.path: {count} {what}: forge data CONFIG lists them" for what, count in found.items() if count]
 
 
 def _first(dataset: DatasetSection, seed: int, key: str) -> list[Prompt]:

@@ -5,10 +5,9 @@ Invariant: both have the same methods and read and write the same objects; only 
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from forge_core.algorithms.losses import build_loss
 from forge_core.config import ConfigError
 from forge_core.devices import Placement
 from forge_core.runs.engines import logs_folder
@@ -24,8 +23,9 @@ if TYPE_CHECKING:
 Trainer: TypeAlias = "StoredTrainer | RankGroup"
 
 
-def build_trainer(ctx: RunContext, settings: TrainerSettings, loss: Any) -> Trainer:
-    """A trainer of version 0's model, not set up yet. Raises ConfigError for ranks that could not reach the store."""
+def build_trainer(ctx: RunContext, settings: TrainerSettings, loss: Any, make_loss: Callable[[], Any]) -> Trainer:
+    """A trainer of version 0's model, not set up yet; ``make_loss`` makes one like ``loss`` on a rank. Raises
+    ConfigError for ranks that could not reach the store."""
     from forge_core.training.stored import StoredTrainer, TrainerSpec
 
     ctx.weights_content(0)  # checked against the ledger
@@ -42,7 +42,7 @@ def build_trainer(ctx: RunContext, settings: TrainerSettings, loss: Any) -> Trai
     gpus = ctx.placement.trainer
     threads = ctx.config.training.threads or max(1, ctx.cpu_threads // ranks)
     return RankGroup(
-        TrainerSpec(ctx.store.uri, model, settings, partial(build_loss, ctx.config)),
+        TrainerSpec(ctx.store.uri, model, settings, make_loss),
         ranks,
         loss=loss,
         logs=logs_folder(ctx),

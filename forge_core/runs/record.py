@@ -15,11 +15,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from forge_core.config import ConfigError, RunConfig, diff
+from forge_core.config.any_config import AnyConfig
+from forge_core.config.sft_config import SftConfig
 from forge_core.runs.code import check_named_code, code_digests
-from forge_core.runs.formats import FORMAT_KEY, STORE_FORMAT, check_format, stored_config
+from forge_core.runs.formats import FORMAT_KEY, SFT, STORE_FORMAT, check_format, stored_config
 from forge_core.store import Ledger, Store, layout
 
 NOT_COMPARED = {  # where a run lies and who works on it, not what it is
@@ -31,6 +33,7 @@ PLANNED = (  # beginnings of the keys (and code) that a batch is planned, sample
     "eval.split", "eval.prompts", "generator.backend", "generator.sampling_params", "services.generator.num_replicas",
     "roles.generators",
 )  # fmt: skip
+C = TypeVar("C", RunConfig, SftConfig)
 RUN_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
@@ -57,7 +60,8 @@ class Parent:
 @dataclass(frozen=True)
 class RunRecord:
     """``run.json`` with the changes allowed since: ``changes`` counts them, ``original`` is the first configuration.
-    ``code_checked``: the code that the configuration names may be imported."""
+    ``code_checked``: the code that the configuration names may be imported. The configurations of a supervised run
+    (``flow`` is ``sft``) are ``SftConfig``s: what needs a GRPO run asks ``refuse_generation`` first."""
 
     run_id: str
     config: RunConfig
@@ -70,11 +74,16 @@ class RunRecord:
 
     @property
     def flow(self) -> str:
-        return self.parent.kind if self.parent else "grpo"
+        return self.parent.kind if self.parent else flow_of(self.config)
 
     def sampled_batch(self, batch: int) -> int:
         """The batch that the episodes of ``batch`` were sampled for, by the run whose versions they name."""
         return batch + self.parent.sampled_batch if self.parent else batch
+
+
+def flow_of(config: AnyConfig) -> str:
+    """The flow that trains with ``config``, where its run has no parent."""
+    return SFT if isinstance(config, SftConfig) else "grpo"
 
 
 def now() -> str:
@@ -87,12 +96,12 @@ def new_run_id(flow: str, at: datetime | None = None) -> str:
     return f"{flow}-{(at or datetime.now(UTC)).astimezone(UTC).strftime('%Y%m%d-%H%M%S-%f')[:-3]}"
 
 
-def with_new_id(config: RunConfig, flow: str, at: datetime | None = None) -> RunConfig:
+def with_new_id(config: C, flow: str, at: datetime | None = None) -> C:
     """``config`` with a new run id, whatever it had."""
     return config.model_copy(update={"run": config.run.model_copy(update={"id": new_run_id(flow, at)})})
 
 
-def check_new_run(store: Store, config: RunConfig) -> None:
+def check_new_run(store: Store, config: AnyConfig) -> None:
     """Raise ConfigError when the run's id is taken."""
     assert config.run.id is not None
     if store.exists(layout.run_json(config.run.id)):
@@ -106,12 +115,13 @@ def _taken(store: Store, run_id: str) -> ConfigError:
     )
 
 
-def create_run(store: Store, config: RunConfig, parent: Parent | None = None, flow_run: str | None = None) -> RunRecord:
+def create_run(store: Store, config: AnyConfig, parent: Parent | None = None, flow_run: str | None = None) -> RunRecord:
     """Write ``run.json`` of a new run, which names the ``flow_run`` that made it. Raises ConfigError when the id is
     taken."""
     assert config.run.id is not None
-    code = code_digests(config, parent.kind if parent else "grpo")
-    record = RunRecord(config.run.id, config, config, code, now(), 0, parent, code_checked=True)
+    code = code_digests(config, parent.kind if parent else flow_of(config))
+    stated = cast(RunConfig, config)
+    record = RunRecord(config.run.id, stated, stated, code, now(), 0, parent, code_checked=True)
     made_from = ({"parent": asdict(parent)} if parent else {}) | ({"flow_run": flow_run} if flow_run else {})
     body = {"run_id": record.run_id, "flow": record.flow, "created_at": record.created_at, **made_from, **_body(record)}
     if not store.put_new_json(layout.run_json(record.run_id), body):
@@ -119,8 +129,22 @@ def create_run(store: Store, config: RunConfig, parent: Parent | None = None, fl
     return record
 
 
+def refuse_supervised(record: RunRecord, remedy: str = "") -> None:
+    """Raise ConfigError for a run of ``forge sft``; ``remedy``: what to do, where that is not to resume it."""
+    if record.flow == SFT:
+        raise ConfigError(
+            f"run {record.run_id!r} was made by `forge sft`: it has no episodes and no rewards: "
+            + (
+                remedy
+                or f"go on with it with `forge resume {record.run_id}`, or begin a GRPO run with one of its versions: "
+                f"model=run://{record.run_id}/VERSION"
+            )
+        )
+
+
 def refuse_generation(record: RunRecord) -> None:
-    """Raise ConfigError for a run whose episodes are another's."""
+    """Raise ConfigError for a run that samples no episodes: a supervised one, or one that has another's."""
+    refuse_supervised(record)
     if record.parent:
         raise ConfigError(
             f"run {record.run_id!r} was made by `forge {record.parent.kind} {record.parent.run_id}`: its episodes are "
@@ -128,7 +152,7 @@ def refuse_generation(record: RunRecord) -> None:
         )
 
 
-def check_stored_code(record: RunRecord, config: RunConfig | None = None, *, allow_change: bool = False) -> None:
+def check_stored_code(record: RunRecord, config: AnyConfig | None = None, *, allow_change: bool = False) -> None:
     """Raise ConfigError unless the code that a stored run names may be imported. ``allow_change``: although it was
     changed since. ``config``: the one to go on with, whose own names are the user's."""
     changed = None if allow_change else record.code
@@ -156,13 +180,13 @@ def load_run(store: Store, run_id: str) -> RunRecord:
         changes += 1
     for body in (first, newest):
         check_format(run_id, body)
-    config, original = (stored_config(run_id, body) for body in (newest, first))
+    config, original = (stored_config(run_id, body, first.get("flow", "grpo")) for body in (newest, first))
     parent = Parent(**first["parent"]) if "parent" in first else None
     return RunRecord(run_id, config, original, newest["code"], first["created_at"], changes, parent)
 
 
 def resume_check(
-    store: Store, record: RunRecord, config: RunConfig, allow_keys: Sequence[str] = (), allow_code: bool = False
+    store: Store, record: RunRecord, config: AnyConfig, allow_keys: Sequence[str] = (), allow_code: bool = False
 ) -> tuple[list[str], dict[str, str]]:
     """What changed since the run started, and the digests of today's code.
 
@@ -202,13 +226,13 @@ def _allowed(key: str, allowed: Sequence[str]) -> bool:
 
 
 def resume_run(
-    store: Store, record: RunRecord, config: RunConfig, allow_keys: Sequence[str] = (), allow_code: bool = False
+    store: Store, record: RunRecord, config: AnyConfig, allow_keys: Sequence[str] = (), allow_code: bool = False
 ) -> RunRecord:
     """The record to go on with; an allowed change is stored beside ``run.json``. Raises ConfigError as above."""
     changed, code = resume_check(store, record, config, allow_keys, allow_code)
     if not changed:
         return replace(record, code_checked=True)
-    resumed = replace(record, config=config, code=code, changes=record.changes + 1, code_checked=True)
+    resumed = replace(record, config=cast(RunConfig, config), code=code, changes=record.changes + 1, code_checked=True)
     body = {**_body(resumed), "changed": changed, "changed_at": now()}
     if not store.put_new_json(layout.config_change(record.run_id, record.changes), body):
         raise ConfigError(f"run {record.run_id!r} was changed by another resume just now: try again")

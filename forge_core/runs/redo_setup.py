@@ -23,7 +23,7 @@ from forge_core.models.stored import RunVersion, stored_prefix
 from forge_core.rewards.resolve import resolve
 from forge_core.runs.code import check_named_code
 from forge_core.runs.planning import sampling_of
-from forge_core.runs.record import Parent, RunRecord, check_new_run, load_run, with_new_id
+from forge_core.runs.record import Parent, RunRecord, check_new_run, load_run, refuse_supervised, with_new_id
 from forge_core.runs.redo import StoredBatches
 from forge_core.store import Ledger, Store
 
@@ -53,6 +53,7 @@ def rescore_of(
     """A run that grades all stored episodes of ``run_id`` again. ``rewards``: each ``PATH`` or ``PATH:weight``, in
     place of the parent's. Raises ConfigError, RewardError."""
     record = load_run(store, run_id)
+    refuse_supervised(record)
     functions = [f"rewards.functions={[reward_function(text) for text in rewards]}"] if rewards else []
     config = _changed(record, "rescore", [*functions, *overrides])
     if config.rewards.functions == record.config.rewards.functions and not rewards and not overrides:
@@ -61,8 +62,8 @@ def rescore_of(
         raise ConfigError("rewards.functions: is empty: name at least one reward with --reward PATH")
     if not rewards:
         _check_code(record, config, "rescore", allow_code)
-    for function in config.rewards.functions:
-        resolve(function.path)
+    for path in config.rewards.paths:
+        resolve(path)
     steps = _batches(store, record)
     parent = Parent("rescore", run_id, 0, *_sampler(record, 0))
     return _finished(store, config, parent, {"steps": steps})
@@ -79,6 +80,7 @@ def retrain_of(
     """A run that trains from the stored episodes of ``run_id``: from version ``from_version`` on, on the batches that
     the parent took from there. ``loss``: a name, or ``<file.py>:<name>``. Raises ConfigError, ModelError."""
     record = load_run(store, run_id)
+    refuse_supervised(record)
     stored = _batches(store, record) - from_version
     if stored < 1 or from_version < 0:
         raise ConfigError(
@@ -109,8 +111,8 @@ def retrain_of(
 def check_redo(config: RunConfig, parent: Parent) -> list[str]:
     """Warnings about a run with a parent on this machine; raises the error of the first part that may not start."""
     if parent.kind == "rescore":
-        for function in config.rewards.functions:
-            resolve(function.path)
+        for path in config.rewards.paths:
+            resolve(path)
         return []
     warnings = validate_for_training(sampling_nothing(config).model_copy(update={"generator": GeneratorSection()}))
     if config.loss.name == "custom":

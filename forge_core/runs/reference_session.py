@@ -1,15 +1,23 @@
-"""The reference model of a run: version 0, frozen, in a thread of its own."""
+"""The reference model of a run: version 0, frozen, in a thread of its own; or the teacher that is distilled.
+
+Invariant: a teacher has the policy's tokenizer, token for token; another one is refused, by key.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_core.config import ConfigError
+from forge_core.config.loss_sections import DistillLossSection
 from forge_core.engine_thread import EngineThread
+from forge_core.models.stored import configured_model
 from forge_core.observability.memory import SETTINGS, memory_guard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from forge_core.config import RunConfig
     from forge_core.runs.context import RunContext
 
 
@@ -33,7 +41,7 @@ class ReferenceSession:
         if self._model is None:
             t = ctx.config.training
             self._model = ReferenceModel(
-                ctx.weights_dir(0),
+                reference_folder(ctx),
                 token_budget=ctx.config.token_budget,
                 seq_len=t.seq_len,
                 dtype=t.dtype,
@@ -45,3 +53,33 @@ class ReferenceSession:
 
     def close(self) -> None:
         self._thread.close()
+
+
+def reference_folder(ctx: RunContext) -> Path:
+    """The folder of the reference model. Raises ConfigError for a teacher that cannot grade the policy's tokens."""
+    if not ctx.config.distils:
+        return ctx.weights_dir(0)
+    teacher, student = teacher_folder(ctx.config), ctx.weights_dir(0)
+    for name in ("tokenizer.json", "tokenizer.model", "vocab.json"):
+        theirs, ours = teacher / name, student / name
+        if theirs.is_file() and ours.is_file() and theirs.read_bytes() != ours.read_bytes():
+            raise ConfigError(
+                f"loss.teacher: {teacher} has another tokenizer ({name}) than the policy: tokens would mean something "
+                "else to it; choose a teacher of the same family"
+            )
+    return teacher
+
+
+def teacher_folder(config: RunConfig) -> Path:
+    """The checked local folder of the teacher. Raises ModelError, StoreError."""
+    assert isinstance(config.loss, DistillLossSection)
+    return configured_model(config.model_copy(update={"model": config.loss.teacher}))
+
+
+def reference_digest(ctx: RunContext) -> str:
+    """What the reference model is known by in what is made with it."""
+    if ctx.config.distils:
+        from forge_core.evaluation.policies import folder_policy  # imports what imports this file
+
+        return folder_policy("teacher", teacher_folder(ctx.config)).digest
+    return ctx.store.open_published(ctx.ledger.weights_prefix(0)).manifest.content

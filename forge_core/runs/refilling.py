@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from forge_core.algorithms.fates import group_has_signal
+from forge_core.data.cursor import Cursor
 from forge_core.data_model import Episode
 from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import add_rewards, read_episodes
@@ -45,7 +46,8 @@ def plan_refill(ctx: RunContext, batch: int, plans: list[dict[str, Any]]) -> dic
     round = len(plans)
     first_group = sum(len(plan["groups"]) for plan in plans)
     stored = ctx.stored_plan(batch, round)
-    plan = stored or ctx.planner.refill(batch, round, first_group, _missing(ctx, plans))
+    begun = Cursor(**plans[0]["cursor"]["before"])
+    plan = stored or ctx.planner.refill(batch, round, first_group, _missing(ctx, plans), begun)
     return put_plan(ctx.store, ctx.run_id, batch, round, plan)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from forge_core.config import ConfigError
 from forge_core.runs.context import RunContext
+from forge_core.runs.formats import SFT
 from forge_core.runs.record import RunRecord
 from forge_core.runs.trainer_session import DriftError, newest_checkpoint
 from forge_core.stop import StopToken
@@ -18,7 +19,7 @@ from forge_core.store import Store, layout
 
 def seal(store: Store, record: RunRecord, stop: StopToken) -> None:
     """Make sure that the newest committed step of a run has a checkpoint, with the settings it has now."""
-    ctx = RunContext(store, replace(record, code_checked=True), stop)  # by the resume that changes it
+    ctx = _opened(store, replace(record, code_checked=True), stop)  # by the resume that changes it
     head = ctx.ledger.head()
     if head < 1:
         return
@@ -40,3 +41,11 @@ def seal(store: Store, record: RunRecord, stop: StopToken) -> None:
         raise
     finally:
         ctx.close()
+
+
+def _opened(store: Store, record: RunRecord, stop: StopToken) -> RunContext:
+    if record.flow != SFT:
+        return RunContext(store, record, stop)
+    from forge_core.runs.sft_context import SftContext
+
+    return SftContext(store, record, stop)

@@ -19,7 +19,8 @@ from forge_core.data.errors import DataError
 from forge_core.data.prompts import Prompt
 from forge_core.data_model import SCHEMA_VERSION, Completion, Episode
 from forge_core.rewards.actor import Graded, RewardItem
-from forge_core.rewards.resolve import RewardError, source_digest
+from forge_core.rewards.identity import reward_identity as identity_of
+from forge_core.rewards.resolve import RewardError
 from forge_core.runs.episodes import (
     EPISODES_FILE,
     REFERENCE_FILE,
@@ -32,6 +33,7 @@ from forge_core.runs.episodes import (
 )
 from forge_core.runs.planning import shard_groups, shard_requests
 from forge_core.runs.record import refuse_generation
+from forge_core.runs.reference_session import reference_digest
 from forge_core.store import Manifest, digest, layout
 
 if TYPE_CHECKING:
@@ -151,8 +153,8 @@ def score_shard(ctx: RunContext, episodes: ShardRef) -> ShardRef:
     if not ctx.store.published(prefix):
         rows = read_episodes(ctx.store, episodes.prefix)
         started = time.monotonic()
-        graded = grade(ctx, rows)
-        provenance = {"seconds": time.monotonic() - started, "episodes": len(rows)}
+        graded, metrics = ctx.rewards.grade_with_metrics([reward_item(e) for e in rows], stop=ctx.stop)
+        provenance = {"seconds": time.monotonic() - started, "episodes": len(rows), "grading": metrics}
         _refuse_outage(ctx.config, prefix, graded)
         files = {REWARDS_FILE: rewards_bytes(rows, graded)}
         ctx.store.publish(prefix, files, request=request, provenance=provenance)
@@ -167,11 +169,8 @@ def _score_request(config: RunConfig, content: str) -> str:
 
 
 def reward_identity(config: RunConfig) -> list[dict[str, Any]]:
-    """What decides a grade: name, weight, options and source of each function; not the folder its file lies in."""
-    return [
-        {"name": f.path.rpartition(":")[2], "weight": f.weight, "options": f.options, "source": source_digest(f.path)}
-        for f in config.rewards.functions
-    ]
+    """What decides a grade (``forge_core.rewards.identity``)."""
+    return identity_of(config.rewards.functions)
 
 
 def grade(ctx: RunContext, episodes: list[Episode]) -> list[Graded]:
@@ -207,7 +206,7 @@ def reference_request(ctx: RunContext, content: str, accepted: Collection[str] |
         {
             "stage": "reference",
             "schema": SCHEMA_VERSION,
-            "model": ctx.store.open_published(ctx.ledger.weights_prefix(0)).manifest.content,
+            "model": reference_digest(ctx),
             "episodes": content,
             "accepted": None if accepted is None else sorted(accepted),
             "temperature": ctx.config.grpo.temperature,

@@ -16,15 +16,16 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from forge_core.algorithms.losses import CustomLoss, PolicyLoss, build_loss
+from forge_core.algorithms.losses import build_loss
 from forge_core.algorithms.losses.base import ONE_VERSION_GAP
 from forge_core.algorithms.metrics import over_steps
 from forge_core.algorithms.ops import Totals
 from forge_core.engine_thread import EngineThread
-from forge_core.runs.consumption import StepData, load_committed, optimizer_batches
+from forge_core.runs.consumption import load_committed, optimizer_batches
 from forge_core.runs.rank_trainer import Trainer, build_trainer
 from forge_core.store import File, entry_digest, layout
 from forge_core.store.checkpoints import publish_checkpoint
@@ -33,6 +34,7 @@ from forge_core.training.packing import Sample
 from forge_core.training.settings import TrainerSettings
 
 if TYPE_CHECKING:
+    from forge_core.config import RunConfig
     from forge_core.runs.context import RunContext
 
 T = TypeVar("T")
@@ -51,12 +53,19 @@ class Outcome:
     state_digest: str
 
 
+class Step(Protocol):
+    """What a training step trains on: ``StepData``, or what a supervised run has in its stead."""
+
+    @property
+    def batch(self) -> int: ...
+
+
 class TrainerSession:
     def __init__(self, ctx: RunContext) -> None:
         self._ctx = ctx
         self._thread = EngineThread("trainer", ctx.config.training.threads or ctx.cpu_threads)
         self._trainer: Trainer | None = None
-        self._loss: PolicyLoss | CustomLoss = build_loss(ctx.config)
+        self._loss: Any = self._make_loss()()
         self._version: int | None = None
         self._uncommitted: tuple[int, Outcome] | None = None
         self._exact = ctx.device("trainer") == "cpu"
@@ -66,7 +75,7 @@ class TrainerSession:
         """Load the trainer and bring it to ``version``."""
         self._call(self._at, version)
 
-    def learn(self, data: StepData) -> Outcome:
+    def learn(self, data: Step) -> Outcome:
         """The optimizer steps of one batch, on state ``data.batch``."""
         return self._call(self._learn, data)
 
@@ -99,7 +108,7 @@ class TrainerSession:
             self._trainer.cleanup()
             self._trainer, self._version, self._uncommitted = None, None, None
 
-    def _learn(self, data: StepData) -> Outcome:
+    def _learn(self, data: Step) -> Outcome:
         self._forget_dead()
         if self._uncommitted and self._uncommitted[0] == data.batch and self._version == data.batch + 1:
             return self._uncommitted[1]
@@ -144,21 +153,22 @@ class TrainerSession:
     def _build(self) -> Trainer:
         if self._trainer is not None:
             self._trainer.cleanup()
-        self._loss = build_loss(self._ctx.config)
-        trainer = build_trainer(self._ctx, self._settings(), self._loss)
+        make_loss = self._make_loss()
+        self._loss = make_loss()
+        trainer = build_trainer(self._ctx, self._settings(), self._loss, make_loss)
         trainer.setup()
         return trainer
 
     def _settings(self) -> TrainerSettings:
         """The schedule's horizon is the one that the run started with, whatever ``steps`` was changed to since."""
         record = self._ctx.record
-        horizon = TrainerSettings.from_config(record.original).total_steps
-        return dataclasses.replace(TrainerSettings.from_config(record.config), total_steps=horizon)
+        horizon = record.original.optimizer_steps
+        return dataclasses.replace(self._settings_of(record.config), total_steps=horizon)
 
     def _replay(self, batch: int) -> None:
         entry = self._ctx.ledger.entry(batch)
         assert entry is not None, f"ledger entry {batch} is missing"
-        self._step(load_committed(self._ctx, entry))
+        self._step(self._committed(entry))
         self._compare(batch, "replay")
 
     def _compare(self, batch: int, source: str) -> None:
@@ -188,7 +198,20 @@ class TrainerSession:
                 f"resume.max_drift={limit}: resume on the kind of machine that made the run, or allow more drift"
             )
 
-    def _step(self, data: StepData) -> tuple[bool, dict[str, float]]:
+    # What a supervised run does its own way -----------------------------------------------------------------------
+
+    def _make_loss(self) -> Callable[[], Any]:
+        """A function that makes the loss, on this rank or another."""
+        return partial(build_loss, self._ctx.config)
+
+    def _settings_of(self, config: RunConfig) -> TrainerSettings:
+        return TrainerSettings.from_config(config)
+
+    def _committed(self, entry: dict[str, Any]) -> Any:
+        """What the committed step ``entry`` trained on."""
+        return load_committed(self._ctx, entry)
+
+    def _step(self, data: Any) -> tuple[bool, dict[str, float]]:
         """All optimizer steps of one batch; the version is unknown while they run."""
         self._version = None
         steps = [(samples, totals) for samples, totals in optimizer_batches(data, self._ctx.config) if samples]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from forge_core.config import RunConfig
+from forge_core.config.any_config import AnyConfig
 from forge_core.data_model import TRAINING, to_parquet
 from forge_core.runs.consumption import StepData, data_metrics, episode_counts, load_step, stage_seconds
 from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import TRAINING_FILE
 from forge_core.runs.evaluation import evaluate, evaluation_metrics
 from forge_core.runs.garbage import collect_garbage
+from forge_core.runs.grading_metrics import grading_metrics
 from forge_core.runs.record import now
 from forge_core.runs.redo import off_policy
 from forge_core.runs.trainer_session import Outcome
@@ -36,7 +37,7 @@ def train_batch(ctx: RunContext, batch: int) -> dict[str, Any]:
     """
     entry = ctx.ledger.entry(batch) or _take_step(ctx, batch)
     if entry["attempt"] == ctx.attempt and checkpoint_due(ctx.config, batch):
-        _checkpoint(ctx, entry)
+        ensure_checkpoint(ctx, entry)
     return entry
 
 
@@ -48,6 +49,7 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
     weights, weights_digest = publish_weights(ctx, batch, outcome)
     training, training_digest = publish_fates(ctx, data)
     times = {"time/publish": time.monotonic() - stepped, **stage_seconds(ctx, data)}
+    grading = grading_metrics(ctx, data.shards["rewards"])
     evaluated = _evaluated(ctx, batch, weights)
     entry = {
         "batch": batch,
@@ -65,17 +67,18 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
         "previous": ctx.ledger.previous(batch),
         "state_digest": outcome.state_digest,
         "cursor": data.plans[0]["cursor"]["after"],
-        "metrics": {**IDLE, **data_metrics(data), **outcome.metrics, **evaluated, **times},
+        "metrics": {**IDLE, **data_metrics(data), **grading, **outcome.metrics, **evaluated, **times},
         **off_policy(ctx, data),
         "attempt": ctx.attempt,
         "started_at": started_at,
         "finished_at": now(),
     }
     entry["metrics"]["time/step"] = time.monotonic() - started
-    return _commit(ctx, entry)
+    return commit_step(ctx, entry)
 
 
-def _commit(ctx: RunContext, entry: dict[str, Any]) -> dict[str, Any]:
+def commit_step(ctx: RunContext, entry: dict[str, Any]) -> dict[str, Any]:
+    """Commit ``entry`` and tell those who wait for it. Raises LostRace."""
     batch = entry["batch"]
     if not ctx.ledger.commit(entry):
         winner = ctx.ledger.entry(batch)
@@ -91,12 +94,13 @@ def _commit(ctx: RunContext, entry: dict[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def _checkpoint(ctx: RunContext, entry: dict[str, Any]) -> None:
+def ensure_checkpoint(ctx: RunContext, entry: dict[str, Any]) -> None:
+    """Publish the checkpoint of the committed ``entry``, unless it is there."""
     if not ctx.store.published(layout.checkpoint(ctx.run_id, entry["batch"], entry["attempt"])):
         ctx.trainer.checkpoint(entry)
 
 
-def checkpoint_due(config: RunConfig, batch: int) -> bool:
+def checkpoint_due(config: AnyConfig, batch: int) -> bool:
     """After every ``checkpoint.interval`` steps, and after the last."""
     interval = config.checkpoint.interval
     return batch + 1 == config.steps or (interval > 0 and (batch + 1) % interval == 0)

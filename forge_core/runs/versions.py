@@ -7,17 +7,21 @@ read from there on. Whoever overwrites it writes another such summary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from forge_core.store import Ledger, NotFound, Store, entry_digest, layout
 
 REWARD = "eval/reward/mean"
+VALIDATION = "validation/loss"  # of the version that an entry makes
 
 
 @dataclass(frozen=True)
 class Best:
     """Of the first ``steps`` training steps, the last of which has the digest ``entry``: the ``version`` with the best
-    evaluation ``reward`` (the first of equals); None when none was evaluated."""
+    evaluation ``reward`` (the first of equals); None when none was evaluated. A supervised run has a validation loss
+    in its stead: its reward is the loss with the other sign."""
 
     steps: int = 0
     entry: str | None = None
@@ -33,10 +37,18 @@ def best_version(store: Store, run_id: str) -> Best:
     for batch in range(best.steps, head):
         entry = ledger.required(batch)
         best = replace(best, steps=batch + 1, entry=entry_digest(entry))
-        reward = entry["metrics"].get(REWARD)
-        if reward is not None and (best.reward is None or reward > best.reward):
-            best = replace(best, reward=reward, version=int(entry["metrics"]["eval/version"]))
+        found = _evaluated(entry)
+        if found is not None and (best.reward is None or found[0] > best.reward):
+            best = replace(best, reward=found[0], version=found[1])
     return best
+
+
+def _evaluated(entry: Mapping[str, Any]) -> tuple[float, int] | None:
+    """Reward and version of the evaluation that an entry records, if it does."""
+    metrics = entry["metrics"]
+    if VALIDATION in metrics:
+        return -metrics[VALIDATION], entry["version_out"]
+    return (metrics[REWARD], int(metrics["eval/version"])) if REWARD in metrics else None
 
 
 def remember(store: Store, run_id: str, best: Best) -> None:

@@ -54,6 +54,11 @@ def weights(run_id: str, version: int, attempt: str) -> str:
     return f"{run(run_id)}weights/{number(version)}-{attempt}/"
 
 
+def adapter(run_id: str, version: int, attempt: str) -> str:
+    """The LoRA adapter of a version whose weights are published merged, as ``peft`` reads it."""
+    return f"{run(run_id)}adapters/{number(version)}-{attempt}/"
+
+
 def ledger(run_id: str, batch: int) -> str:
     """The commit of training step ``batch``, which makes version ``batch + 1``."""
     return f"{run(run_id)}ledger/{number(batch)}.json"

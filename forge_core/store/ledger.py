@@ -41,10 +41,11 @@ def entry_digest(entry: Mapping[str, Any]) -> str:
     """Digest of what ``entry`` decided.
 
     Left out is what may differ between two equal runs: the times, ``attempt``, the attempt's part of the prefixes
-    ``weights`` and ``training``, and metrics whose name begins with ``time/``. So equal runs have equal chains.
+    ``weights``, ``training`` and ``adapter``, and metrics whose name begins with ``time/``. So equal runs have equal
+    chains.
     """
     decided = {key: value for key, value in entry.items() if key not in _UNDECIDED}
-    for key in ("weights", "training"):
+    for key in ("weights", "training", "adapter"):
         if key in decided:
             decided[key] = _ATTEMPT.sub(r"\1/", decided[key])
     decided["metrics"] = {key: value for key, value in entry["metrics"].items() if not key.startswith("time/")}

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -39,6 +40,9 @@ _COMPANIONS = (
 )
 
 
+Named = dict[str, Callable[[], Tensor]]  # by name in the files, what gives the tensor
+
+
 @dataclass(frozen=True)
 class Writers:
     """Who writes an export. The ranks of one pipeline stage hold the same tensors and divide the files among
@@ -61,17 +65,20 @@ def export(
     dtype: str,
     shard_bytes: int,
     writers: Writers = ALONE,
+    final: Callable[[str, Tensor], Tensor] | None = None,
 ) -> None:
     """Write ``parameters``, by the model's names, to ``folder`` in type ``dtype``; configuration and tokenizer files
-    come from ``source``.
+    come from ``source``. ``final``: what is written in place of a parameter, given its name and itself.
 
     Every rank calls it, with a folder of its own or a common one: each gathers every tensor and writes its share of the
     files (at least one a rank, where there are as many tensors).
     """
     folder.mkdir(parents=True, exist_ok=True)
     torch_dtype = getattr(torch, dtype)
-    named = {theirs: parameters[ours] for ours, theirs in hf_names(arch).items() if ours in parameters}
-    sizes = {name: p.numel() * torch_dtype.itemsize for name, p in named.items()}
+    known = {theirs: ours for ours, theirs in hf_names(arch).items() if ours in parameters}
+    sizes = {theirs: parameters[ours].numel() * torch_dtype.itemsize for theirs, ours in known.items()}
+    take = final or (lambda _, parameter: parameter)
+    named: Named = {theirs: partial(take, ours, parameters[ours]) for theirs, ours in known.items()}
     plans = gathered((plan_shards(sizes, shard_bytes, writers.ranks), sum(sizes.values())), writers.stages)
     files = _file_names([len(shards) for shards, _ in plans])
     stage = 0 if writers.stages is None else dist.get_rank(writers.stages)
@@ -90,15 +97,13 @@ def export(
     _copy_companions(source, folder, dtype)
 
 
-def _write_files(
-    named: dict[str, nn.Parameter], files: dict[str, list[str]], folder: Path, dtype: torch.dtype, writers: Writers
-) -> None:
+def _write_files(named: Named, files: dict[str, list[str]], folder: Path, dtype: torch.dtype, writers: Writers) -> None:
     """Gather every file's tensors in turn, and write this rank's files: one while the next is gathered."""
     written: Future[None] | None = None
     with ThreadPoolExecutor(1) as pool:
         for number, (file, names) in enumerate(files.items()):
             mine = number % writers.ranks == writers.rank
-            tensors = {name: _whole(named[name], dtype, mine) for name in names}
+            tensors = {name: _whole(named[name](), dtype, mine) for name in names}
             if not mine:
                 continue
             if written is not None:

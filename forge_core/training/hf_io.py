@@ -88,7 +88,12 @@ def _weight_files(model_dir: Path) -> list[Path]:
 def _copy(parameter: Tensor, tensor: Tensor, name: str, model_dir: Path) -> None:
     if parameter.shape != tensor.shape:
         raise ValueError(f"{model_dir}: {name} is {list(tensor.shape)}; config.json makes it {list(parameter.shape)}")
-    if isinstance(parameter, DTensor):  # every rank has read the tensor; it keeps its part without communication
+    copy_part(parameter, tensor)
+
+
+def copy_part(parameter: Tensor, tensor: Tensor) -> None:
+    """Copy the whole ``tensor`` into ``parameter``, of which this rank keeps its part without communication."""
+    if isinstance(parameter, DTensor):
         mesh, placements = parameter.device_mesh, parameter.placements
         shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
         parts = tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))

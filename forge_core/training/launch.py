@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from forge_core.config.errors import ConfigError
 
 if TYPE_CHECKING:
-    from forge_core.config import RunConfig
+    from forge_core.config.any_config import AnyConfig
 
 NODES, ENDPOINT, ADDRESS = "FORGE_NNODES", "FORGE_RDZV_ENDPOINT", "FORGE_NODE_ADDRESS"
 PORT = 29500  # of a rendezvous whose endpoint names none
@@ -57,13 +57,13 @@ def node_count(environ: Mapping[str, str] = os.environ) -> int:
     return int(value)
 
 
-def world_size(config: RunConfig) -> int:
+def world_size(config: AnyConfig) -> int:
     """Ranks of the trainer: the product of its parallel degrees."""
     p = config.parallelism
     return p.data_parallel_shard_degree * p.tensor_parallel_degree * p.pipeline_parallel_degree
 
 
-def ranks_per_node(config: RunConfig, nodes: int) -> int:
+def ranks_per_node(config: AnyConfig, nodes: int) -> int:
     """Raises ConfigError when the ranks cannot be divided among the nodes."""
     ranks = world_size(config)
     if ranks % nodes or ranks < nodes:
@@ -85,7 +85,7 @@ class RankOptions:
     init_timeout_s: float = 600.0
 
     @classmethod
-    def from_config(cls, config: RunConfig, device: str, threads: int) -> RankOptions:
+    def from_config(cls, config: AnyConfig, device: str, threads: int) -> RankOptions:
         return cls(device, threads, config.comm.timeout_s, config.comm.init_timeout_s)
 
     def arguments(self) -> list[str]:

@@ -31,9 +31,9 @@ from forge_core.processes.channel import Channel
 from forge_core.stop import Stopped, StopToken
 from forge_core.store import File, open_store
 from forge_core.training.launch import RankOptions, Rendezvous, rank_environment, torchrun
-from forge_core.training.packing import Sample
 from forge_core.training.rank_protocol import SOCKET, STOPPABLE, Answer, Command, Failed, Ready, StopCommand
 from forge_core.training.stored import TrainerSpec
+from forge_core.training.trainer import Samples
 
 POLL_S = 0.1
 SETTLE_S = 1.0  # after an error of one rank: time to see whether another one was killed, which would explain it
@@ -87,13 +87,13 @@ class RankGroup:
         return self._group is not None and self._group.alive() and not self._missing()
 
     def train_samples(
-        self, samples: list[Sample], *, totals: Totals, temperature: float, stop: StopToken | None = None
+        self, samples: Samples, *, totals: Totals, temperature: float, stop: StopToken | None = None
     ) -> tuple[ForwardBackwardResult, OptimStepResult]:
         """One optimizer step (see ``TitanTrainer.train_samples``)."""
         return self._first("train_samples", samples, stop=stop, totals=totals, temperature=temperature)
 
     def logprobs_samples(
-        self, samples: list[Sample], *, temperature: float, stop: StopToken | None = None
+        self, samples: Samples, *, temperature: float, stop: StopToken | None = None
     ) -> list[list[float]]:
         """Log-probabilities of the counted tokens of each sample."""
         return self._first("logprobs_samples", samples, stop=stop, temperature=temperature)
@@ -109,6 +109,10 @@ class RankGroup:
         """All ranks upload their shares of the weights; returns the files of all. Those of the ranks of this host are
         in the folder ``kept`` afterwards."""
         return self._shares("upload_weights", prefix, kept)
+
+    def upload_adapter(self, prefix: str) -> tuple[File, ...]:
+        """All ranks help to gather the adapter, the first one uploads it."""
+        return self._shares("upload_adapter", prefix)
 
     def upload_checkpoint(self, prefix: str, extra: dict[str, Any]) -> tuple[File, ...]:
         """All ranks upload their shares of a checkpoint; returns the files of all."""

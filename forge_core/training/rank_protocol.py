@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 SOCKET = "FORGE_RANKS_SOCKET"  # environment variable: path of the owner's socket
 STOPPABLE = frozenset({"train_samples", "logprobs_samples"})  # methods that take a stop token
-SHARED_OUT = frozenset({"state_digest", "upload_checkpoint", "upload_weights"})  # each rank has a result of its own
+SHARED_OUT = frozenset(
+    {"state_digest", "upload_adapter", "upload_checkpoint", "upload_weights"}
+)  # each rank has a result of its own
 
 
 @dataclass(frozen=True)

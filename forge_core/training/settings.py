@@ -6,14 +6,28 @@ Invariant: the settings of a run are a pure function of its configuration, so a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from forge_core.training.packing import round_up
 
 if TYPE_CHECKING:
+    from forge_core.config.any_config import AnyConfig
     from forge_core.config.run_config import RunConfig
+    from forge_core.config.sft_config import LoraSection, SftConfig
 
 Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """Adapters of rank ``rank``, scaled by ``alpha / rank``, beside the matrices ``targets`` (Hugging Face's names).
+    ``base``: what an exported adapter calls its base model."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    seed: int = 0
+    base: str | None = None
 
 
 @dataclass(frozen=True)
@@ -25,6 +39,7 @@ class TrainerSettings:
     divide by it); ``dtype`` the compute type (master weights are float32);
     ``weights_dtype`` and ``shard_bytes`` describe what ``push_weights`` writes. The degrees say how many ranks share
     the model: their product is the size of the trainer's process group. ``timeout_s``: how long a collective may take.
+    ``lora``: train adapters alone (None: all parameters).
     """
 
     learning_rate: float = 1e-6
@@ -49,6 +64,7 @@ class TrainerSettings:
     compile: bool = False
     float8: bool = False
     timeout_s: float = 300.0
+    lora: LoraSettings | None = None
 
     @property
     def ranks(self) -> int:
@@ -61,30 +77,43 @@ class TrainerSettings:
 
     @classmethod
     def from_config(cls, config: RunConfig) -> TrainerSettings:
-        """The settings of a run."""
-        degrees = config.parallelism
-        t = config.training
-        return cls(
-            learning_rate=t.learning_rate,
-            warmup_steps=t.warmup_steps,
-            lr_decay=t.lr_decay,
-            lr_min_ratio=t.lr_min_ratio,
-            total_steps=config.optimizer_steps,
-            weight_decay=t.weight_decay,
-            betas=t.betas,
-            eps=t.eps,
-            max_norm=t.max_norm,
-            seq_len=t.seq_len,
-            token_budget=config.token_budget,
-            horizon=config.rollout.max_new_tokens,
-            dtype=t.dtype,
-            weights_dtype="bfloat16" if config.weights_dtype == "bfloat16" else "float32",
-            shard_bytes=config.weights.shard_bytes,
-            data_parallel=degrees.data_parallel_shard_degree,
-            tensor_parallel=degrees.tensor_parallel_degree,
-            pipeline_parallel=degrees.pipeline_parallel_degree,
-            activation_checkpointing=t.activation_checkpointing,
-            compile=t.compile,
-            float8=config.quantize.float8,
-            timeout_s=config.comm.timeout_s,
-        )
+        """The settings of a GRPO run."""
+        return cls(**_common(config), horizon=config.rollout.max_new_tokens)
+
+    @classmethod
+    def of_sft(cls, config: SftConfig) -> TrainerSettings:
+        """The settings of a supervised run."""
+        return cls(**_common(config), lora=None if config.lora is None else _lora(config, config.lora))
+
+
+def _lora(config: SftConfig, section: LoraSection) -> LoraSettings:
+    base = config.model if isinstance(config.model, str) else None
+    return LoraSettings(section.rank, section.alpha, tuple(section.targets), config.run.seed, base)
+
+
+def _common(config: AnyConfig) -> dict[str, Any]:
+    degrees = config.parallelism
+    t = config.training
+    return {
+        "learning_rate": t.learning_rate,
+        "warmup_steps": t.warmup_steps,
+        "lr_decay": t.lr_decay,
+        "lr_min_ratio": t.lr_min_ratio,
+        "total_steps": config.optimizer_steps,
+        "weight_decay": t.weight_decay,
+        "betas": t.betas,
+        "eps": t.eps,
+        "max_norm": t.max_norm,
+        "seq_len": t.seq_len,
+        "token_budget": config.token_budget,
+        "dtype": t.dtype,
+        "weights_dtype": "bfloat16" if config.weights_dtype == "bfloat16" else "float32",
+        "shard_bytes": config.weights.shard_bytes,
+        "data_parallel": degrees.data_parallel_shard_degree,
+        "tensor_parallel": degrees.tensor_parallel_degree,
+        "pipeline_parallel": degrees.pipeline_parallel_degree,
+        "activation_checkpointing": t.activation_checkpointing,
+        "compile": t.compile,
+        "float8": config.quantize.float8,
+        "timeout_s": config.comm.timeout_s,
+    }

@@ -21,3 +21,10 @@ class SFTLoss:
         loss = aggregate(-logprobs_BT * batch.target_weights, batch.target_mask, totals, "token_mean")
         entropy = aggregate(entropy_BT.detach(), batch.target_mask, totals, "token_mean")
         return loss, {"entropy": entropy}
+
+    def state(self) -> dict[str, float]:
+        """Nothing is learned here that a checkpoint would have to hold."""
+        return {}
+
+    def load_state(self, state: dict[str, float]) -> None:
+        """Go on from ``state``."""

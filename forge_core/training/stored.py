@@ -9,7 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,8 @@ from forge_core.observability.memory import SETTINGS, memory_guard, model_sizes
 from forge_core.stop import StopToken
 from forge_core.store import File, Store, folder_files
 from forge_core.temporary import temporary_folder
-from forge_core.training.packing import Sample
 from forge_core.training.settings import TrainerSettings
-from forge_core.training.trainer import Loss, TitanTrainer
+from forge_core.training.trainer import Loss, Samples, TitanTrainer
 from forge_core.weights.host_cache import Lease, lease_published
 
 
@@ -62,13 +61,13 @@ class StoredTrainer(TitanTrainer):
             super().setup()
 
     def train_samples(
-        self, samples: Sequence[Sample], *, totals: Totals, temperature: float, stop: StopToken | None = None
+        self, samples: Samples, *, totals: Totals, temperature: float, stop: StopToken | None = None
     ) -> tuple[ForwardBackwardResult, OptimStepResult]:
         with self._guard():
             return super().train_samples(samples, totals=totals, temperature=temperature, stop=stop)
 
     def logprobs_samples(
-        self, samples: Sequence[Sample], *, temperature: float, stop: StopToken | None = None
+        self, samples: Samples, *, temperature: float, stop: StopToken | None = None
     ) -> list[list[float]]:
         with self._guard():
             return super().logprobs_samples(samples, temperature=temperature, stop=stop)
@@ -90,6 +89,12 @@ class StoredTrainer(TitanTrainer):
                 for name, path in files.items():
                     path.rename(kept / name)
         return uploaded
+
+    def upload_adapter(self, prefix: str) -> tuple[File, ...]:
+        """Upload the adapter that is trained, below ``prefix``; the first rank has all of it."""
+        with temporary_folder("adapter") as folder:
+            self.push_adapter(folder)
+            return self.store.upload(prefix, folder_files(folder))
 
     def upload_checkpoint(self, prefix: str, extra: dict[str, Any]) -> tuple[File, ...]:
         """Upload this rank's share of a checkpoint, below ``prefix``."""

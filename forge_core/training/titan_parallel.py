@@ -25,6 +25,7 @@ from forge_core.training.architecture import Architecture
 from forge_core.training.degrees import DATA, PIPELINE, TENSOR, Shape, degree_problems
 from forge_core.training.float8 import check_float8, with_float8
 from forge_core.training.hf_export import Writers
+from forge_core.training.lora import with_lora
 from forge_core.training.packing import round_up
 from forge_core.training.pipeline import Pipeline, stage_layers
 from forge_core.training.settings import TrainerSettings
@@ -94,6 +95,8 @@ def build_model(arch: Architecture, settings: TrainerSettings, device: torch.dev
     if settings.float8:
         check_float8(device)
         config = with_float8(config)
+    if settings.lora is not None:
+        config = with_lora(config, settings.lora)
     parallelism = _parallelism(settings)
     set_qwen3_sharding_config(config, enable_sp=parallelism.enable_sequence_parallel, enable_ep=False)
     with torch.device("meta"):

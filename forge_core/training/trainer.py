@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -29,14 +30,15 @@ from forge_core.algorithms.metrics import accumulate
 from forge_core.algorithms.ops import Totals
 from forge_core.data_model import ForwardBackwardResult, OptimStepResult, TextTrainBatch
 from forge_core.stop import StopToken
-from forge_core.training import hf_io, policy, sharing
-from forge_core.training.architecture import read_architecture
+from forge_core.training import hf_io, lora, policy, sharing
+from forge_core.training.architecture import hf_names, read_architecture
 from forge_core.training.checkpoint import load_checkpoint, save_checkpoint
 from forge_core.training.collectives import check_stop, gathered, reduced
 from forge_core.training.hf_export import export
 from forge_core.training.masters import Masters
 from forge_core.training.micro_loss import Loss, micro_loss
 from forge_core.training.optimizer import ShardedAdamW, learning_rate
+from forge_core.training.packed_rows import PackedRows
 from forge_core.training.packing import PAD_ID, Sample, build, documents, few_shapes
 from forge_core.training.pipeline import FLUSH
 from forge_core.training.policy import Prepared
@@ -45,6 +47,7 @@ from forge_core.training.settings import TrainerSettings
 from forge_core.training.state_digest import state_digest
 
 Batches = TextTrainBatch | Sequence[TextTrainBatch]
+Samples = Sequence[Sample] | PackedRows  # what an optimizer step trains on: to be packed, or packed already
 
 
 def _listed(batches: Batches) -> list[TextTrainBatch]:
@@ -88,12 +91,14 @@ class TitanTrainer:
         self._pipeline = self._mesh.pipeline(self._arch.dim, self._dtype, self.device)
         self._masters = Masters(self._model, self._dtype)
         hf_io.load_weights(self._masters.parameters, self._arch, self.model_dir)
+        if self.settings.lora is not None:
+            lora.initialise(self._masters.trained, self.settings.lora.seed)
         self._masters.refresh()
-        self._optimizer = ShardedAdamW(self._masters.parameters, self.settings, replicas=self.settings.tensor_parallel)
+        self._optimizer = ShardedAdamW(self._masters.trained, self.settings, replicas=self.settings.tensor_parallel)
         self.step, self._has_gradients = 0, False
 
     def train_samples(
-        self, samples: Sequence[Sample], *, totals: Totals, temperature: float, stop: StopToken | None = None
+        self, samples: Samples, *, totals: Totals, temperature: float, stop: StopToken | None = None
     ) -> tuple[ForwardBackwardResult, OptimStepResult]:
         """One optimizer step on ``samples``, divided among the data-parallel ranks; results are of all of them.
 
@@ -105,9 +110,9 @@ class TitanTrainer:
         return result, self._step(norm)
 
     def logprobs_samples(
-        self, samples: Sequence[Sample], *, temperature: float, stop: StopToken | None = None
+        self, samples: Samples, *, temperature: float, stop: StopToken | None = None
     ) -> list[list[float]]:
-        """Per sample, in order: log-probabilities of its tokens with ``loss_mask``, computed by all ranks together."""
+        """Per sample, in order: log-probabilities of its tokens that count, computed by all ranks together."""
         own = self._logprobs(list(self._own_batches(samples)), temperature, stop, count=len(samples))
         shares = gathered(own, self._mesh.group("batch"))
         return [next((own for own in found if own), []) for found in zip(*shares, strict=True)]
@@ -196,9 +201,11 @@ class TitanTrainer:
     def _padded(self, batch: TextTrainBatch) -> TextTrainBatch:
         return policy.padded(batch, self.settings.tensor_parallel)
 
-    def _own_batches(self, samples: Sequence[Sample]) -> Iterable[TextTrainBatch]:
+    def _own_batches(self, samples: Samples) -> Iterable[TextTrainBatch]:
         """This rank's micro-batches, built as they are asked for."""
         s, fixed = self.settings, few_shapes(self.device, self.settings.compile)
+        if isinstance(samples, PackedRows):
+            return samples.micro_batches(self._mesh.data_rank, s.data_parallel, s.token_budget)
         ranks = sharing.layouts(samples, s.token_budget, s.seq_len, s.data_parallel, fixed=fixed)
         return (build(samples, layout, PAD_ID) for layout in ranks[self._mesh.data_rank])
 
@@ -267,14 +274,23 @@ class TitanTrainer:
         """
         self._ready()
         s, parameters, writers = self.settings, self._masters.parameters, self._mesh.writers
-        export(parameters, self._arch, self.model_dir, Path(folder), s.weights_dtype, s.shard_bytes, writers)
+        final = None if s.lora is None else partial(lora.merged, parameters=parameters, lora=s.lora)
+        export(parameters, self._arch, self.model_dir, Path(folder), s.weights_dtype, s.shard_bytes, writers, final)
         with self._uncompiled(self._ready()[0]):
             write_probe(Path(folder), self._arch.vocab_size, s, self.logprobs, writes=writers.first)
 
-    def state_digest(self) -> str:
-        """See ``state_digest.py``: equal on all ranks, and equal to that of one rank with the same parameters."""
+    def push_adapter(self, folder: Path) -> None:
+        """Write the LoRA matrices to ``folder``, as ``peft`` reads them. Every rank calls it; rank 0 writes."""
         self._ready()
-        return state_digest(self._masters.parameters, self._mesh.group("pp"))
+        assert self.settings.lora is not None
+        trained, settings, names = self._masters.trained, self.settings.lora, hf_names(self._arch)
+        lora.write_adapter(trained, names, settings, Path(folder), writes=self._mesh.writers.first)
+
+    def state_digest(self) -> str:
+        """Of the parameters that are trained; see ``state_digest.py``: equal on all ranks, and equal to that of one
+        rank with the same parameters."""
+        self._ready()
+        return state_digest(self._masters.trained, self._mesh.group("pp"))
 
     def get_config(self) -> dict[str, Any]:
         """Settings, model folder and device, JSON-able."""

@@ -13,6 +13,7 @@ from forge_core.runs.consumption import load_step
 from forge_core.runs.context import RunContext
 from forge_core.runs.initialise import initialise
 from tests.runs.harness import advance, decided, make_batch, new_run, reopened
+from tests.sft.teachers import teacher
 
 pytestmark = pytest.mark.engine
 
@@ -29,8 +30,9 @@ def metrics(ctx: RunContext) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
-def test_every_loss_trains(name: str) -> None:
-    ctx = run(f"loss.name={name}")
+def test_every_loss_trains(name: str, tmp_path: Path) -> None:
+    taught = ("grpo.beta=1.0", f"loss.teacher={teacher(tmp_path)}") if name == "distill" else ()
+    ctx = run(f"loss.name={name}", *taught)
     [found] = metrics(ctx)
     assert found["grad_norm"] > 0
     assert found["mismatch/effective_samples"] == pytest.approx(1.0, abs=1e-3)

@@ -18,8 +18,8 @@ from tests.cli.conftest import FORGE, Forge, run_forge
 from tests.store.entries import RUN, committed
 
 COMMANDS = (
-    "train", "create", "role", "resume", "slurm", "join", "stop", "try", "export", "new", "runs", "ledger",
-    "config", "doctor", "convert", "eval", "retrain", "models", "promote", "rollback", "rescore", "retrain-from",
+    "train", "sft", "create", "role", "resume", "slurm", "join", "stop", "try", "export", "new", "runs", "ledger",
+    "config", "data", "doctor", "convert", "eval", "retrain", "models", "promote", "rollback", "rescore", "retrain-from",
     "server", "deploy", "gc", "rm", "du", "logs",
 )  # fmt: skip
 LEDGER_KEYS = {

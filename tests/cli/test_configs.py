@@ -8,13 +8,16 @@ import pytest
 
 from forge_core.config import ConfigError, RunConfig, config_warnings, load_config, validate_for_training
 from forge_core.data.prompts import check_dataset
+from forge_core.devices import alone
 from forge_core.rewards.actor import RewardActor
 from forge_core.runs.checks import check_run
 
 ROOT = Path(__file__).resolve().parents[2]
-RETRAININGS = "retrain_"  # tests/retraining/test_settings.py loads those
-FILES = sorted(f for f in (ROOT / "configs").glob("*.yaml") if not f.name.startswith(RETRAININGS))
+OTHERS = ("retrain_", "sft_")  # tests/retraining/test_settings.py and tests/sft/test_configs.py load those
+FILES = sorted(f for f in (ROOT / "configs").glob("*.yaml") if not f.name.startswith(OTHERS))
 GPUS = 8
+ROLES = ("generator", "trainer", "reference")
+IN_ROLES = ("grpo_qwen3_32b.yaml",)  # each role on a machine of its own
 # What a file needs besides itself, as its header says.
 ADDITIONS = {"guide_grpo_math.yaml": ["rewards.functions=[{path: last_integer}]"]}
 
@@ -26,7 +29,11 @@ def shipped(file: Path) -> RunConfig:
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.name)
 def test_it_passes_the_gate_of_a_run_without_a_warning(file: Path):
     config = shipped(file)
-    assert validate_for_training(config, gpus=GPUS) == []
+    if file.name in IN_ROLES:
+        for role in ROLES:
+            validate_for_training(alone(config, role), gpus=GPUS)
+    else:
+        assert validate_for_training(config, gpus=GPUS) == []
     assert config_warnings(config) == []
     RewardActor.from_config(config.rewards).close()
 
@@ -35,7 +42,7 @@ def test_it_passes_the_gate_of_a_run_without_a_warning(file: Path):
 def test_its_header_names_it_and_every_addition_it_needs(file: Path):
     header = [line for line in file.read_text().splitlines() if line.startswith("#")]
     commands = " ".join(header)
-    assert f"forge train configs/{file.name}" in commands
+    assert f"forge {'create' if file.name in IN_ROLES else 'train'} configs/{file.name}" in commands
     for addition in ADDITIONS.get(file.name, []):
         key, _, value = addition.partition("=")
         assert f"{key}='{value}'" in commands

@@ -73,7 +73,7 @@ def test_an_unknown_key_is_answered_with_the_likeliest_one(source, message):
         ({"model": {"hidden_size": 3}}, "model.vocabulary: is missing"),
         (
             {"rewards": {"functions": ["a"]}},
-            "rewards.functions: holds 'a': must be a list, each a section with the keys path,",
+            "rewards.functions: holds 'a': must be a list, each a section with a name, one of custom, exact_match,",
         ),
         (
             {"run": {"id": "a/b"}},

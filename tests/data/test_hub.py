@@ -62,7 +62,10 @@ def point_to(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
 @pytest.mark.parametrize("path", ["forge-test/gated-set", "hf://forge-test/gated-set"])
 def test_a_gated_set_says_how_to_get_access(hub: None, path: str):
     for call in (lambda s: load_prompts(s, seed=0), check_dataset):
-        with pytest.raises(DataError, match=r"dataset\.path: .*is a gated dataset on the Hub.*HF_TOKEN"):
+        with pytest.raises(
+            DataError,
+            match=r"dataset\.path: .*is a gated dataset on the Hub.*terms at http://127.*/gated-set and set HF_TOKEN",
+        ):
             call(DatasetSection(path=path))
 
 
@@ -137,3 +140,51 @@ def test_a_folder_that_datasets_saved_is_loaded(tmp_path: Path):
 def test_a_folder_without_data_is_an_error(tmp_path: Path):
     with pytest.raises(DataError, match=r"dataset\.path: could not read the files of"):
         load_prompts(DatasetSection(path=str(tmp_path)), seed=0)
+
+
+def test_a_gated_model_says_where_to_accept_its_terms(hub: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from huggingface_hub import constants
+
+    from forge_core.models.errors import ModelError
+    from forge_core.models.resolve import resolve_model
+
+    endpoint = datasets_endpoint()
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(
+        ModelError, match=rf"'forge-test/gated' is gated.*accept its terms at {endpoint}/forge-test/gated "
+    ):
+        resolve_model("forge-test/gated")
+
+
+def test_offline_what_is_missing_is_named_with_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    import datasets
+    from huggingface_hub import constants
+
+    from forge_core.models.errors import ModelError
+    from forge_core.models.resolve import resolve_model
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    for streaming in (False, True):
+        section = DatasetSection(path="forge-test/set", streaming=streaming)
+        with pytest.raises(
+            DataError, match=rf"offline mode is on \(HF_HUB_OFFLINE\).*no usable {tmp_path}/forge-test___set"
+        ):
+            load_prompts(section, seed=0)
+    with pytest.raises(ModelError, match=rf"HF_HUB_OFFLINE.*there is no {tmp_path}/models--forge-test--m\."):
+        resolve_model("forge-test/m")
+    snapshot = tmp_path / "models--forge-test--m" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    with pytest.raises(ModelError, match=r"has neither model\.safetensors nor model\.safetensors\.index\.json"):
+        resolve_model("forge-test/m")
+
+
+def datasets_endpoint() -> str:
+    import datasets
+
+    return datasets.config.HF_ENDPOINT

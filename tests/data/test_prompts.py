@@ -7,9 +7,13 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from forge_core.config.run_config import DatasetSection
 from forge_core.data import DataError, PromptSet, check_dataset, load_prompts, split_holdout
+from forge_core.data.layouts import Layout
+from forge_core.data.sources import Source
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
 
@@ -108,3 +112,25 @@ def test_holding_out_does_not_depend_on_order(load):
         for p in (load([{"prompt": text} for text in order]) for order in (texts, texts[::-1]))
     ]
     assert held[0] == held[1] != set()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_a_prompt_never_moves_between_train_and_test_when_data_grow_or_are_reordered(data):
+    """Whatever is added, removed or repeated, and in whatever order, the side of each prompt is what it was."""
+    texts = data.draw(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=20))
+    later = data.draw(st.permutations(texts + data.draw(st.lists(st.text(min_size=1, max_size=8), max_size=20))))
+    share = data.draw(st.floats(0, 0.99))
+    before, after = sides(texts, share), sides(later[: data.draw(st.integers(1, len(later)))], share)
+    assert all(before[text] == after[text] for text in before.keys() & after.keys())
+
+
+def sides(texts: list[str], share: float) -> dict[str, bool]:
+    """Whether each text is held out."""
+    source = Source([{"prompt": text} for text in texts], ["prompt"], "t")
+    prompts = PromptSet(source, DatasetSection(path="x"), Layout("prompt", None), "dataset")
+    train, held = split_holdout(prompts, share)
+    assert sorted(train + held) == list(range(len(texts)))
+    found = {texts[row]: False for row in train}
+    assert not found.keys() & {texts[row] for row in held}
+    return found | {texts[row]: True for row in held}

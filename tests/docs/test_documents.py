@@ -11,7 +11,8 @@ import yaml
 from flows.cli import parser
 from flows.commands import COMMANDS
 from forge_core.config import RunConfig, load_config
-from forge_core.config.keys import key_fields
+from forge_core.config.keys import key_fields, keys_of
+from forge_core.config.sft_config import SftConfig
 from forge_core.data_model import EPISODES, REFERENCE, REWARDS, TRAINING
 from forge_core.store.ledger import ENTRY_KEYS
 from tests.docs.documents import DOCUMENTS, ROOT, blocks, commands, links, quoted, table_rows
@@ -29,9 +30,12 @@ def test_links_lead_to_files_that_exist(document: Path):
 @every_document
 def test_configuration_keys_in_backticks_exist(document: Path):
     words = [word.split(":")[0].split("=")[0] for word in quoted(document)]
-    keys = [w for w in words if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", w) and w.split(".")[0] in RunConfig.model_fields]
+    sections = {*RunConfig.model_fields, *SftConfig.model_fields}
+    keys = [w for w in words if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", w) and w.split(".")[0] in sections]
     files = (".py", ".md", ".json", ".yaml", ".parquet", ".jsonl")
-    assert [key for key in keys if key not in key_fields() and not key.endswith(files)] == []
+    with keys_of(SftConfig):
+        supervised = set(key_fields())
+    assert [key for key in keys if key not in {*key_fields(), *supervised} and not key.endswith(files)] == []
 
 
 @every_document

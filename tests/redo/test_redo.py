@@ -119,13 +119,13 @@ def test_rescoring_goes_on_where_it_was_killed_and_grades_nothing_twice(
     broken = rescored(new_rescore(store, "tiny", "broken"), until=1)
     reuse_batch(broken, 1)  # copied, not graded
     again, graded = reopened(broken), []
-    real = again.rewards.grade_many
+    real = again.rewards.grade_with_metrics
 
     def counted(items, **kwargs):
         graded.append(len(items))
         return real(items, **kwargs)
 
-    monkeypatch.setattr(again.rewards, "grade_many", counted)
+    monkeypatch.setattr(again.rewards, "grade_with_metrics", counted)
     rescored(again)
     assert sum(graded) == 3 * 32
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_core.config.run_config import RewardFunction, RewardsSection
+from forge_core.config.reward_sections import RewardFunction
+from forge_core.config.run_config import RewardsSection
 from forge_core.rewards import Graded, RewardActor, RewardError, RewardItem
 from forge_core.stop import Stopped, StopToken
 
@@ -59,7 +60,7 @@ def test_one_failed_component_makes_the_reward_null_and_keeps_the_others():
     graded = actor.grade_many([RewardItem("p", "four", {"answer": "four"})])[0]
     assert (graded.reward, graded.status, graded.components) == (None, "error", {"exact_match": 1.0})
     assert graded.error is not None
-    assert graded.error.startswith("last_integer: ValueError: the answer 'four' is not an integer (builtin.py:")
+    assert graded.error.startswith("last_integer: ValueError: the answer 'four' is not an integer (last_integer.py:")
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from forge_core.config.run_config import DatasetSection, RewardFunction
+from forge_core.config.reward_sections import RewardFunction
+from forge_core.config.run_config import DatasetSection
 from forge_core.data import load_prompts
 from forge_core.rewards import RewardActor, RewardError, RewardItem, needs_answer
-from forge_core.rewards.builtin import ExactMatch, LastInteger, ReasoningGym
+from forge_core.rewards.exact_match import ExactMatch
+from forge_core.rewards.last_integer import LastInteger
+from forge_core.rewards.reasoning_gym import ReasoningGym
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forge_core.config.run_config import RewardFunction
+from forge_core.config.reward_sections import RewardFunction
 from forge_core.rewards.actor import RewardActor
 from forge_core.rewards.grading import RewardItem
 from forge_core.rewards.resolve import RewardError

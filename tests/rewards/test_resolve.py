@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forge_core.rewards import BUILTINS, RewardError, resolve, source_digest
-from forge_core.rewards.builtin import ExactMatch
+from forge_core.rewards.exact_match import ExactMatch
 from forge_core.rewards.grading import Spec
 from forge_core.rewards.resolve import build
 
@@ -74,7 +74,7 @@ def test_options_go_to_the_class_or_function(folder: Path):
     ("path", "options", "message"),
     [
         ("exactmatch", {}, "there is no reward 'exactmatch'; did you mean exact_match"),
-        ("", {}, r"there is no reward ''; built-in are exact_match, last_integer, overlong, reasoning_gym"),
+        ("", {}, r"there is no reward ''; built-in are exact_match, f1, last_integer, math, reasoning_gym"),
         ("no_such_module_x:f", {}, "no_such_module_x:f: importing no_such_module_x failed: ModuleNotFoundError"),
         ("nowhere.py:f", {}, r"nowhere\.py:f: no such file"),
         ("my_rewards_here.py:lenght", {}, r"has no 'lenght'; it has Fixed, NoGrade, length, two"),

@@ -130,7 +130,7 @@ def test_looking_for_the_source_of_a_module_imports_no_package_above_it(home: Pa
 
 
 def test_forge_itself_and_installed_packages_are_installed(home: Path) -> None:
-    assert check_place("forge_core.rewards.builtin:ExactMatch").name == "builtin.py"
+    assert check_place("forge_core.rewards.exact_match:ExactMatch").name == "exact_match.py"
     assert check_place("yaml:safe_load").name == "__init__.py"
     with pytest.raises(ObjectPathError, match="neither installed"):
         check_place("json:loads")

@@ -20,7 +20,10 @@ UNSAFE = {
     *("torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "joblib.load", "dill.load", "cloudpickle.load"),
     *("eval", "exec", "dcp.FileSystemReader", "dcp.FileSystemWriter", "FileSystemReader", "FileSystemWriter"),
 }
-PRIVATE = {"forge_core/rewards/wire.py", "forge_core/processes/channel.py"}  # pipes between a process and its child
+PRIVATE = {  # pipes between a process and its child
+    *("forge_core/rewards/wire.py", "forge_core/processes/channel.py", "forge_core/services/cargo.py"),
+}
+IN_A_SANDBOX = "forge_core/sandbox/inside/"  # where code that nobody has read is run
 
 
 def calls() -> Iterator[tuple[str, ast.Call, str]]:
@@ -33,6 +36,7 @@ def calls() -> Iterator[tuple[str, ast.Call, str]]:
 
 def test_no_loader_that_can_run_code_is_called() -> None:
     found = {(file, node.lineno, name) for file, node, name in calls() if name in UNSAFE and file not in PRIVATE}
+    found = {call for call in found if not (call[0].startswith(IN_A_SANDBOX) and call[2] == "exec")}
     assert found == set()
     assert {file for file, _, name in calls() if name == "pickle.loads"} == PRIVATE
 

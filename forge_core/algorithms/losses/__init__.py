@@ -13,6 +13,7 @@ from forge_core.algorithms.losses.base import PolicyLoss
 from forge_core.algorithms.losses.cispo import CISPOLoss
 from forge_core.algorithms.losses.custom import CustomLoss, load_custom_loss
 from forge_core.algorithms.losses.dapo import DAPOLoss
+from forge_core.algorithms.losses.distill import DistillLoss
 from forge_core.algorithms.losses.dppo import DPPOLoss
 from forge_core.algorithms.losses.gmpo import GMPOLoss
 from forge_core.algorithms.losses.grpo import GRPOLoss
@@ -33,6 +34,7 @@ LOSSES: dict[str, type[PolicyLoss]] = {
     "rloo": RLOOLoss,
     "reinforce": ReinforceLoss,
     "dppo": DPPOLoss,
+    "distill": DistillLoss,
 }
 CORRECTIONS: dict[str, type] = {"truncated": TruncatedIS, "icepop": IcePop, "sequence_mask": SequenceMask}
 
@@ -51,7 +53,7 @@ def build_loss(config: RunConfig) -> PolicyLoss | CustomLoss:
 
 def _arguments(config: RunConfig) -> dict[str, Any]:
     """The section's values by name; clips that are left out are those of ``grpo``."""
-    values = config.loss.model_dump(exclude={"name", "mismatch_alarm"})
+    values = config.loss.model_dump(exclude={"name", "mismatch_alarm", "teacher"})
     for clip in ("clip_low", "clip_high"):
         if clip in values and values[clip] is None:
             values[clip] = getattr(config.grpo, clip)
@@ -68,6 +70,7 @@ __all__ = [
     "CustomLoss",
     "DAPOLoss",
     "DPPOLoss",
+    "DistillLoss",
     "GMPOLoss",
     "GRPOLoss",
     "GSPOLoss",

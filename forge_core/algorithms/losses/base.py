@@ -83,7 +83,10 @@ class Loss:
 
 class PolicyLoss(Loss):
     """``beta``: weight of the KL penalty (``kl_type``: see ``ops.compute_kl``). ``agg_type``: see ``ops.aggregate``.
-    ``entropy_coef``: weight of the entropy bonus. ``correction``: see ``corrections.py``."""
+    ``entropy_coef``: weight of the entropy bonus. ``correction``: see ``corrections.py``. ``penalises``: whether beta
+    is the weight of a penalty."""
+
+    penalises = True
 
     def __init__(
         self,
@@ -116,7 +119,7 @@ class PolicyLoss(Loss):
             weight_BT = self.correction.weights(tokens.anchor, tokens.generator, tokens.mask, tokens.document_ids)
             loss_BT, per_token["correction/weight"] = weight_BT * loss_BT, weight_BT
         kl_BT = self._kl(tokens, batch)
-        if self.beta:
+        if self.beta and self.penalises:
             loss_BT = loss_BT + self.beta * kl_BT
         if self.entropy_coef:
             loss_BT = loss_BT - self.entropy_coef * widen(entropy_BT)

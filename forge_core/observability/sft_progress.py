@@ -1,0 +1,90 @@
+"""What a person sees of a supervised run: a line a training step, a closing table and the loss curve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from rich.table import Table
+
+from forge_core.observability.progress import Entry, ProgressDisplay, duration, metric, seconds_of, spread
+
+ROWS = 12
+LOSS, VALIDATION, SPEED = "loss", "validation/loss", "time/tokens_per_second"
+
+
+class SftProgress(ProgressDisplay):
+    _validated = "-"
+
+    def start(self, entries: Sequence[Entry] = ()) -> None:
+        for entry in entries:
+            self._note_validation(entry)
+        super().start(entries)
+
+    def update(self, entry: Entry) -> None:
+        self._note_validation(entry)
+        super().update(entry)
+
+    def _note_validation(self, entry: Entry) -> None:
+        if VALIDATION in entry["metrics"]:
+            self._validated = metric(entry, VALIDATION)
+
+    def _status(self, entry: Entry) -> str:
+        seconds, _ = self._speed()
+        return "  ".join(
+            [
+                f"loss {metric(entry, LOSS)}",
+                f"validation {self._validated}",
+                f"{entry['metrics'][SPEED]:,.0f} tokens/s",
+                f"left {duration((self.total - self._done) * seconds)}",
+            ]
+        )
+
+
+COLUMNS: dict[str, Callable[[Entry], str]] = {
+    "step": lambda e: str(e["version_out"]),
+    "loss": lambda e: metric(e, LOSS),
+    "validation": lambda e: metric(e, VALIDATION),
+    "documents": lambda e: f"{e['episodes']['trained']:,}",
+    "tokens": lambda e: f"{e['tokens']:,}",
+    "packed": lambda e: f"{e['metrics']['data/packed']:.1%}",
+    "grad norm": lambda e: metric(e, "grad_norm"),
+    "tokens/s": lambda e: f"{e['metrics'][SPEED]:,.0f}",
+    "seconds": lambda e: f"{seconds_of(e):.2f}",
+}
+
+
+def sft_table(entries: Sequence[Entry], title: str | None = None, rows: int | None = ROWS) -> Table:
+    """First, last and evenly spaced training steps, ``rows`` of them (None: all); ``packed`` is the share of positions
+    that hold a token."""
+    table = Table(title=title, title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for entry in entries if rows is None else spread(entries, rows):
+        table.add_row(*(cell(entry) for cell in COLUMNS.values()))
+    return table
+
+
+def sft_title(entries: Sequence[Entry]) -> str:
+    """The whole run in a line."""
+    tokens, seconds = sum(e["tokens"] for e in entries), sum(e["metrics"]["time/train"] for e in entries)
+    return f"{len(entries)} training steps, {tokens:,} tokens, {tokens / seconds:,.0f} tokens/s while training"
+
+
+def loss_curve_png(entries: Sequence[Entry], target: Path | IO[bytes]) -> None:
+    """Training and validation loss against the version."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, label, marker in ((LOSS, "training rows", None), (VALIDATION, "held-out documents", "o")):
+        points = [(e["version_out"], e["metrics"][name]) for e in entries if name in e["metrics"]]
+        axes.plot([x for x, _ in points], [y for _, y in points], marker=marker, label=label)
+    axes.set_xlabel("version (training steps)")
+    axes.set_ylabel("loss, nats per token")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(target, format="png")
