@@ -5,8 +5,7 @@ Guarantees of a sandbox, kept by the kernel:
   signalled, and there is no network, the host's loopback included.
 - The root is the image (``image.py``), read-only; ``/tmp`` is empty, in memory, of bounded size, and gone afterwards.
 - No capability, no way to gain one, no terminal, and a filter of system calls (``seccomp.py``).
-- Its environment is made of constants; the environment of bubblewrap itself, which the code could read in ``/proc/1``,
-  is empty.
+- Its environment is made of constants; bubblewrap itself is started with an empty one.
 - It ends when the thread that started it does, whatever ended that.
 
 As root the sandbox is started by an unprivileged user: limits on processes do not hold for root, and what broke out

@@ -66,8 +66,10 @@ class Process:
         return 128 - status if status < 0 else status
 
     def send(self, line: bytes) -> None:
-        """Write to its standard input, where that is a pipe. What it does not read before its time is over is lost."""
+        """Write to its standard input, where that is a pipe. What it does not read before it ends is lost."""
         assert self._bwrap.stdin is not None
+        if self.ended:
+            return
         os.set_blocking(self._bwrap.stdin.fileno(), False)
         view = memoryview(line)
         while view and not self.ended:

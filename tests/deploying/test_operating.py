@@ -3,6 +3,7 @@ its worker is left lying early on: the server takes a minute and a half to notic
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -60,6 +61,16 @@ def test_a_deployed_run_leaves_its_steps_in_the_store_that_was_deployed(operator
     assert run["work_pool_name"] == "trainer"
     assert "3 of 3" in operator.type(f"forge runs --store {operator.store.uri}")
     assert not list(ROOT.glob("*-reward.png")), "nothing is written into the checkout"
+
+
+def test_a_supervised_run_is_trained_by_the_same_workers(operator: Operator, quickstart: str):
+    small = {"steps": 2, "training.sync_interval": 2, "training.batch_size": 8, "training.warmup_steps": 0}
+    parameters = f"--param config=configs/sft_quickstart.yaml --param 'overrides={json.dumps(small)}'"
+    said = operator.type(f"prefect deployment run sft/train {parameters}")
+    flow_run = next(line.split()[-1] for line in said.splitlines() if "UUID" in line)
+    operator.wait("a supervised run of two steps", lambda: operator.ended(flow_run))
+    assert operator.history(flow_run)[-1] == "Completed"
+    assert operator.committed(operator.flow_run(flow_run)["name"]) == 2
 
 
 def test_the_history_is_in_postgresql_alone(operator: Operator, database: str, quickstart: str):

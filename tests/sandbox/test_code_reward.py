@@ -160,6 +160,11 @@ def test_exceptions_that_a_test_expects_reach_it(coder: SandboxedPythonCoder) ->
     assert not judge(coder, "def f(x): pass", test).passed
 
 
+def test_code_that_ends_before_it_is_asked_fails(coder: SandboxedPythonCoder) -> None:
+    verdict = judge(coder, "import os\nos._exit(0)", "import time\ntime.sleep(0.5)\nadd(1, 1)")
+    assert verdict.reason.startswith("the code ended with exit status 0")
+
+
 def test_a_verdict_says_why(coder: SandboxedPythonCoder) -> None:
     assert judge(coder, ADD, "assert add(1, 1) == 3, 'one and one'").reason == "AssertionError: one and one"
     assert judge(coder, "1 / 0", "add(1, 1)").reason.endswith("ZeroDivisionError: division by zero")
