@@ -83,6 +83,12 @@ def command(bwrap: str, image: Path, limits: Limits, status_fd: int, filter_fd: 
 
 def identity() -> dict[str, Any]:
     """Arguments of ``subprocess.Popen`` that choose the user that starts a sandbox."""
-    if os.geteuid() != 0:
-        return {}
+    if os.geteuid() != 0 or not all(map(_is_mapped, ("uid_map", "gid_map"))):
+        return {}  # a root that has no other ids is an ordinary user outside of its container
     return {"user": UNPRIVILEGED, "group": UNPRIVILEGED, "extra_groups": []}
+
+
+def _is_mapped(name: str) -> bool:
+    """Whether the namespace of this process has the id ``UNPRIVILEGED``."""
+    ranges = (map(int, line.split()) for line in Path("/proc/self", name).read_text().splitlines())
+    return any(first <= UNPRIVILEGED < first + count for first, _, count in ranges)

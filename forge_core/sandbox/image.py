@@ -4,6 +4,7 @@ Guarantees:
 - No file of the host is in it but those of the interpreter: the executable, the standard library without its tests,
   and the shared libraries that these link to. No installed package.
 - It is built once per interpreter and user, below /var/tmp, and used by every sandbox of this machine, read-only.
+  One that has not been used for a week is removed when another is built.
 - What lies there is used only when it belongs to this user, nobody else can write to it, and no file of it is missing.
 
 A copy, and not the host's own folders, because the user that runs the code cannot reach a Python below a private home,
@@ -23,11 +24,13 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from pathlib import Path
 
 from forge_core.sandbox.errors import SandboxError
 
 FOLDER = Path("/var/tmp")  # unlike a home or TMPDIR, every user can reach it
+UNUSED_S = 7 * 24 * 3600.0
 INSIDE = Path(__file__).with_name("inside")
 PYTHON, LIBRARIES, HARNESS = "/python/bin/python3", "/libs", "/forge"
 DEVICES = ("null", "zero", "random", "urandom")
@@ -45,7 +48,9 @@ def image() -> Path:
     root = _private(FOLDER / f"forge-sandbox-{os.geteuid()}")
     found = root / _identity()
     if not _whole(found):
+        _remove_unused(root)
         _build(root, found)
+    os.utime(found)  # it is used
     return found
 
 
@@ -87,6 +92,13 @@ def _whole(folder: Path) -> bool:
 def _sizes(folder: Path) -> dict[str, int]:
     paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
     return {str(path.relative_to(folder)): path.lstat().st_size for path in paths if path.name != _FILES}
+
+
+def _remove_unused(root: Path) -> None:
+    """Images of other interpreters and releases, and what a killed build left, when nobody has used them for long."""
+    for folder in root.iterdir():
+        if time.time() - folder.stat().st_mtime > UNUSED_S:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _build(root: Path, target: Path) -> None:

@@ -107,11 +107,22 @@ def test_without_bubblewrap_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_where_namespaces_are_forbidden_nothing_runs() -> None:
     bwrap = shutil.which("bwrap")
     assert bwrap is not None
-    jail = [bwrap, "--dev-bind", "/", "/", "--unshare-user", "--uid", "1000", "--disable-userns", "--chdir", str(ROOT)]
+    jail = [bwrap, "--dev-bind", "/", "/", "--unshare-user", "--uid", str(os.geteuid())]
+    jail += ["--disable-userns", "--chdir", str(ROOT)]
     inner = subprocess.run([*jail, sys.executable, "-c", SET_UP], capture_output=True, text=True, check=False)
     assert inner.returncode == 1
     assert "bubblewrap cannot make a sandbox here" in inner.stderr or "could be made" in inner.stderr
     assert "user.max_user_namespaces" in inner.stderr
+
+
+def test_a_root_without_other_ids_has_a_sandbox() -> None:
+    """As in a container of an ordinary user."""
+    bwrap = shutil.which("bwrap")
+    assert bwrap is not None
+    jail = [bwrap, "--dev-bind", "/", "/", "--unshare-user", "--uid", str(os.geteuid()), "--chdir", str(ROOT)]
+    code = SET_UP + "print(coder.execute('print(1)').stdout)"
+    inner = subprocess.run([*jail, sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert inner.stdout == "1\n\n", inner.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not Path("/usr/bin/python3").exists(), reason="needs root and Debian's Python")
@@ -127,6 +138,7 @@ def test_an_ordinary_user_has_a_sandbox_with_any_python() -> None:
         text=True,
         check=False,
     )
+    shutil.rmtree("/var/tmp/forge-sandbox-4321", ignore_errors=True)
     assert found.stdout.startswith("(3, "), found.stderr
 
 
@@ -148,6 +160,16 @@ def test_an_image_that_lost_a_file_is_made_again(images: Path) -> None:
     coder.setup()
     assert coder.execute("import json; print(json.loads('[1]'))").stdout == "[1]\n"
     assert decoder.exists()
+
+
+def test_images_that_nobody_has_used_for_long_are_removed(images: Path) -> None:
+    root = images / f"forge-sandbox-{os.geteuid()}"
+    for name in ("old", "recent"):
+        (root / name).mkdir(parents=True)
+    os.utime(root / "old", (0, 0))
+    SandboxedPythonCoder().setup()
+    assert not (root / "old").exists()
+    assert (root / "recent").exists()
 
 
 def test_an_image_that_others_can_change_is_not_used(images: Path) -> None:
