@@ -20,6 +20,8 @@ RUN mkdir forge_core tasks flows \
 
 FROM python:3.12.11-slim-bookworm
 
+# What the sandbox of the reward `code` is made with (docs/sandbox.md).
+RUN apt-get update && apt-get install -y --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --create-home forge
 COPY --from=build /opt/venv /opt/venv
 # The checkout is the folder that deployments run in: see `pull` in prefect.yaml.

@@ -169,11 +169,15 @@ class ThreadRank:
             self._settle(answer, ActorDied(f"{self._name} was stopped"), None)
 
     def _make(self, actor_class: type, rank: int, size: int, arguments: tuple[Any, ...], keywords: Any) -> None:
+        if not self.ready.set_running_or_notify_cancel():  # nobody waits for it any more
+            return
         try:
             self._running = Running(actor_class, rank, size, arguments, keywords)
         except BaseException as error:
             self.ready.set_exception(error)
             return
+        if self._stopped:  # while it was made
+            self._running.stop()
         self.ready.set_result(None)
 
     def _pass_on(self, done: Future[Any], answer: Future[Any]) -> None:

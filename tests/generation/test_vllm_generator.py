@@ -445,7 +445,7 @@ def engine_processes(pid: int) -> list[psutil.Process]:
 
 
 def test_faults_of_one_engine(versions: Versions, tmp_path: Path) -> None:
-    """A failed probe, then a core that dies in a swap: each time the engine comes back on the last good version. (20 s a start)"""
+    """A failed probe, then a core that dies in a swap: the engine comes back on the version due. 20 s a start."""
     folders = Versions(tmp_path / "own")
     generator = VLLMGenerator(
         folders, version=0, settings=settings(sampling_params={"ignore_eos": True}), logs=tmp_path
