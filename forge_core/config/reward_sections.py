@@ -75,6 +75,10 @@ class LastIntegerSection(BuiltinReward):
     name: Literal["last_integer"] = Field(description=_NAME)
 
 
+class EnvironmentRewardSection(BuiltinReward):
+    name: Literal["environment"] = Field(description=_NAME)
+
+
 class OverlongSection(BuiltinReward):
     name: Literal["overlong"] = Field(description=_NAME)
     max_tokens: Positive = Field(description="overlong: response tokens from which on the reward is -factor.")
@@ -251,6 +255,7 @@ RewardSection = Annotated[
     | Annotated[MathSection, Tag("<math>")]
     | Annotated[ReasoningGymSection, Tag("<reasoning_gym>")]
     | Annotated[CodeSection, Tag("<code>")]
+    | Annotated[EnvironmentRewardSection, Tag("<environment>")]
     | Annotated[ThinkingSection, Tag("<thinking>")]
     | Annotated[FormatSection, Tag("<format>")]
     | Annotated[RegexSection, Tag("<regex>")]

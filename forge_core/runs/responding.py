@@ -1,0 +1,61 @@
+"""From a request to a response: of the engine alone, or of the engine and an environment that answers it.
+
+Invariant: what decides an environment's answers (its source, options, limits, how calls are read) is part of what is
+asked for, so episodes of another environment are never taken for this one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from forge_core.config import RunConfig
+from forge_core.config.run_config import EnvironmentSection
+from forge_core.data.prompts import Prompt
+from forge_core.data_model import Completion, GenerationRequest
+from forge_core.environments.protocol import Task
+from forge_core.environments.resolve import environment_source
+from forge_core.stop import StopToken
+
+if TYPE_CHECKING:
+    from forge_core.environments.rollout import Play
+    from forge_core.generation.base import Generator
+
+DECIDES_NOTHING = {"workers"}
+
+
+def respond(
+    config: RunConfig,
+    play: Play | None,
+    engine: Generator,
+    requests: Sequence[GenerationRequest],
+    prompts: Mapping[str, Prompt],
+    stop: StopToken | None,
+) -> list[Completion]:
+    """One completion per request, in order. ``prompts``: by request id."""
+    deadline_s = config.rollout.deadline_s
+    if play is None:
+        return engine.generate(requests, stop=stop, deadline_s=deadline_s)
+    from forge_core.environments.rollout import run_episodes
+
+    tasks = {r.request_id: _task(prompts[r.request_id], r) for r in requests}
+    return run_episodes(play, engine, requests, tasks, stop=stop, deadline_s=deadline_s)
+
+
+def is_broken(completion: Completion) -> bool:
+    """Whether the episode was dropped because of its environment."""
+    from forge_core.environments.rollout import BROKEN
+
+    return (completion.metadata.get("dropped") or "").startswith(BROKEN)
+
+
+def environment_identity(section: EnvironmentSection | None) -> dict[str, Any]:
+    """The part of a request's digest; nothing without an environment."""
+    if section is None:
+        return {}
+    settings = section.model_dump(mode="json", exclude=DECIDES_NOTHING)
+    return {"environment": {**settings, "source": environment_source(section.path)}}
+
+
+def _task(prompt: Prompt, request: GenerationRequest) -> Task:
+    return Task(prompt.messages, prompt.target, prompt.metadata, request.seed)
