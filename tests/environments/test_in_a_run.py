@@ -84,7 +84,7 @@ def test_the_environments_reward_is_the_reward(run: RunContext):
 
 
 def test_held_out_prompts_are_played_too():
-    run = new_run(memory(), *GAME)
+    run = new_run(memory(), *GAME, "rollout.version=newest")
     initialise(run)
     played = read_episodes(run.store, evaluate(run, 0))
     assert {e.metadata["environment"]["turns"] for e in played} == {3}
