@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 
 from flows.deploying_automations import SILENCE
+from forge_core.runs.record import load_run
 from tests.deploying.conftest import KILLED_STEPS, RESTARTED, SMALL, Operator
 
 
@@ -23,4 +23,5 @@ def test_a_run_killed_with_its_worker_is_found_started_again_and_finishes(operat
     assert run["run_count"] == 2
     assert operator.committed(run["name"]) == KILLED_STEPS
     assert run["parameters"]["overrides"] == {**SMALL, "steps": KILLED_STEPS, "checkpoint.interval": 2}
-    assert len(list(Path(operator.store.uri.removeprefix("file://"), "runs").iterdir())) == 2, "no third run"
+    runs = [load_run(operator.store, name) for name in operator.store.folders("runs")]
+    assert len([record for record in runs if record.flow == "grpo"]) == 2, "no third run"

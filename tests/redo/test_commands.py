@@ -62,11 +62,11 @@ def test_every_command_of_the_document_works_as_written(
     rows = {
         cells[0]: cells
         for line in capsys.readouterr().out.splitlines()
-        if len(cells := [c.strip() for c in line.strip("|").split("|")]) == 6
+        if len(cells := [c.strip() for c in line.strip("|").split("|")]) > 2
     }
-    assert (rows["graded"][1], rows["graded"][5]) == ("6 of 6", "rescore first")
-    assert (rows["taught"][1], rows["taught"][5]) == ("6 of 6", "retrain-from graded")
-    assert rows["first"][5] == ""
+    assert (rows["graded"][1], rows["graded"][-1]) == ("6 of 6", "rescore first")
+    assert (rows["taught"][1], rows["taught"][-1]) == ("6 of 6", "retrain-from graded")
+    assert rows["first"][-1] == ""
     assert main(["ledger", "graded", "--json"]) == 0
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [e["batch"] for e in entries] == list(range(6))
