@@ -20,7 +20,8 @@ from tests.cli.conftest import FORGE, Forge, folder, forge
 from tests.sft.harness import TINY, advance, decided, memory, new_run, opened
 
 __all__ = ["folder", "forge"]
-SETTINGS = ("steps=8", "training.sync_interval=30", "lora.rank=4", "checkpoint.interval=3")
+STEPS = 40  # so many that a stop comes before the last of them
+SETTINGS = (f"steps={STEPS}", "training.sync_interval=30", "lora.rank=4", "checkpoint.interval=3")
 
 
 def write_config(folder: Path, data: Path) -> None:
@@ -42,7 +43,7 @@ def test_a_run_that_was_killed_and_stopped_ends_as_the_uninterrupted_one(
     data: Path, folder: Path, forge: Forge, prefect_server: ServerHandle
 ):
     write_config(folder, data)
-    whole = advance(new_run(memory(), data, *SETTINGS), 8)
+    whole = advance(new_run(memory(), data, *SETTINGS), STEPS)
     store: Store = open_store(f"file://{folder}/forge-store")
 
     def head() -> int:
@@ -59,10 +60,10 @@ def test_a_run_that_was_killed_and_stopped_ends_as_the_uninterrupted_one(
     wait(lambda: head() >= 4, second)
     assert forge("stop", "tiny-sft").status == 0
     assert second.wait(60) == 130
-    assert head() < 8
+    assert head() < STEPS
     last = forge("resume", "tiny-sft")
     assert last.status == 0, last.err
-    assert "step 8/8  loss" in last.err
+    assert f"step {STEPS}/{STEPS}  loss" in last.err
     assert (folder / "tiny-sft-loss.png").exists()
     ended = opened(SftContext(store, load_run(store, "tiny-sft")))
     assert decided(ended) == decided(whole)

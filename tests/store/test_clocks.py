@@ -16,6 +16,7 @@ RECORDS = {  # file -> what it writes down, or shows
     "forge_core/runs/episodes.py": "when an episode was sampled",
     "forge_core/runs/record.py": "when a run or a step began and ended; the name of a run, which put_new makes unique",
     "forge_core/runs/stages.py": "when a shard was finished",
+    "forge_core/sandbox/image.py": "when an image of this host was used last",
     "forge_core/store/memory.py": "the clock of a store in memory",
     "forge_core/weights/host_cache.py": "when a folder of this host was used last",
     "forge_core/weights/registry.py": "when a model was promoted",
