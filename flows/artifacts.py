@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 from uuid import UUID
 
@@ -26,6 +27,8 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from forge_core.observability.best_effort import BestEffort
 from forge_core.observability.progress import COLUMNS, Entry, reward_curve_png, spread
 
+Curve = tuple[str, Callable[[Sequence[Entry], Path | IO[bytes]], None]]  # what is drawn, and what draws it
+REWARD_CURVE: Curve = ("reward", reward_curve_png)
 UPDATE_S = 1.0
 TABLE_ROWS = 200  # an artifact is sent whole on each update
 
@@ -41,10 +44,9 @@ class RunArtifacts:
         run_id: str,
         total: int,
         columns: Mapping[str, Callable[[Entry], str]] = COLUMNS,
-        curve: tuple[str, Callable[[Sequence[Entry], IO[bytes]], None]] | None = None,
+        curve: Curve | None = REWARD_CURVE,
     ) -> None:
-        self._columns = columns
-        self._picture = ("reward", reward_curve_png) if columns is COLUMNS else curve
+        self._columns, self._picture = columns, curve
         self._best_effort = best_effort
         self._flow_run_id = UUID(str(flow_run_id))
         self._name = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")

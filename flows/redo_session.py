@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from prefect import runtime
+from rich.table import Table
 
 from flows.artifacts import RunArtifacts
 from flows.restarting import flow_run_id, started_before
@@ -84,12 +85,13 @@ class RescoreSession(RedoSession):
     """Batches that are graded take the place of training steps."""
 
     done = "batches graded again"
+    curve = None
 
     def __init__(self, store: Store, record: RunRecord) -> None:
         super().__init__(store, record)
         self.window.last = "rescore"
         flow_run, steps = runtime.flow_run.id, self.config.steps
-        self._artifacts = RunArtifacts(self._best_effort, flow_run, record.run_id, steps, COLUMNS)
+        self._artifacts = RunArtifacts(self._best_effort, flow_run, record.run_id, steps, COLUMNS, self.curve)
         self._progress = RescoreProgress(record.run_id, steps, console=self._console)
 
     def first_batch(self) -> int:
@@ -100,9 +102,5 @@ class RescoreSession(RedoSession):
     def _entries(self) -> list[dict[str, Any]]:
         return rescored_entries(self._context.store, self.run.run_id)
 
-    def _show_result(self) -> None:
-        entries = self._entries()
-        if entries:
-            self._artifacts.finish(entries)
-            self._console.print(rescored_table(spread(entries, ROWS), title=rescored_title(entries)))
-        self._best_effort.close(10.0)
+    def _table(self, entries: list[dict[str, Any]]) -> Table:
+        return rescored_table(spread(entries, ROWS), title=rescored_title(entries))

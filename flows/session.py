@@ -10,6 +10,8 @@ Invariants:
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,8 +20,9 @@ from prefect import runtime
 from prefect.states import Cancelled, Completed, State
 from prefect.utilities.urls import url_for
 from rich.console import Console
+from rich.table import Table
 
-from flows.artifacts import RunArtifacts
+from flows.artifacts import REWARD_CURVE, Curve, RunArtifacts
 from flows.restarting import flow_run_id, is_deployed, started_before, with_run_id
 from flows.stopping import StopWatcher
 from flows.window import Window
@@ -27,7 +30,7 @@ from forge_core.config import ConfigError, RunConfig, load_config, store_uri
 from forge_core.config.overrides import Overrides
 from forge_core.logs import ProcessLog
 from forge_core.observability.best_effort import BestEffort
-from forge_core.observability.progress import ProgressDisplay, closing_table, reward_curve_png
+from forge_core.observability.progress import ProgressDisplay, closing_table
 from forge_core.runs import RunRef
 from forge_core.runs.checks import check_run, with_stored_model
 from forge_core.runs.context import RunContext, attach, detach
@@ -42,50 +45,87 @@ checks_log = logging.getLogger("forge.checks")  # its own, since the command lin
 SETTLE_S = 8.0  # open tasks get this long to notice a stop
 
 
-def run_name() -> str:
+@dataclass(frozen=True)
+class Kind:
+    """What the sessions of a flow's runs differ in. ``load`` and ``check`` its configuration, ``stored``: that of a
+    record; ``with_stored_model``: as a resumed run needs it; ``opened``: the session."""
+
+    flow: str
+    load: Callable[[Any, Any], Any]
+    check: Callable[[Any], Iterable[str]]
+    stored: Callable[[RunRecord], Any]
+    with_stored_model: Callable[[Store, str, Any], Any]
+    opened: Callable[[Store, RunRecord], Any]
+
+
+def name_of_run(kind: Kind) -> str:
     """Name of the flow run in the UI: the run's id."""
     config, overrides = (runtime.flow_run.parameters[name] for name in ("config", "overrides"))
     try:
-        return str(with_run_id(load_config(config, overrides or {}), "grpo").run.id)
+        return str(with_run_id(kind.load(config, overrides or {}), kind.flow).run.id)
     except ConfigError:  # the flow says what is wrong
-        return "grpo"
+        return kind.flow
 
 
-def new_session(config: RunConfig | str, overrides: dict[str, Any]) -> Session:
+def session_of_new(kind: Kind, given: Any, overrides: dict[str, Any]) -> Any:
     """A session of a new run, or of the run that an earlier start of this flow run has made.
 
     Raises ConfigError before anything is stored or loaded.
     """
-    config = with_run_id(load_config(config, overrides), "grpo")
+    config = with_run_id(kind.load(given, overrides), kind.flow)
     assert config.run.id is not None
     store = open_store(store_uri(None, config))
     if started_before(store, config.run.id):
-        return resumed_session(config.run.id, store.uri, [], [], False)
-    for warning in check_run(config):
+        return session_of_stored(kind, config.run.id, store.uri, [], [], False)
+    for warning in kind.check(config):
         checks_log.warning(warning)
-    return Session(store, create_run(store, config, flow_run=flow_run_id()))
+    return kind.opened(store, create_run(store, config, flow_run=flow_run_id()))
+
+
+def session_of_stored(
+    kind: Kind, run_id: str, store_root: str, overrides: Overrides, allow_keys: list[str], allow_code: bool
+) -> Any:
+    """A session that goes on with a stored run. Raises ConfigError naming every difference not allowed."""
+    store = open_store(store_root)
+    record = load_run(store, run_id)
+    config = kind.load(kind.stored(record), overrides)
+    changed, _ = resume_check(store, record, config, allow_keys, allow_code)  # before any code of the run is imported
+    for warning in kind.check(kind.with_stored_model(store, run_id, config)):
+        checks_log.warning(warning)
+    if changed:
+        seal(store, record, StopToken())
+    return kind.opened(store, resume_run(store, record, config, allow_keys, allow_code))
+
+
+def run_name() -> str:
+    """Name of a GRPO flow run."""
+    return name_of_run(GRPO)
+
+
+def new_session(config: RunConfig | str, overrides: dict[str, Any]) -> Session:
+    """``session_of_new`` of a GRPO run."""
+    session: Session = session_of_new(GRPO, config, overrides)
+    return session
 
 
 def resumed_session(
     run_id: str, store_root: str, overrides: Overrides, allow_keys: list[str], allow_code: bool
 ) -> Session:
-    """A session that goes on with a stored run. Raises ConfigError naming every difference not allowed."""
-    store = open_store(store_root)
-    record = load_run(store, run_id)
+    """``session_of_stored`` of a GRPO run."""
+    session: Session = session_of_stored(GRPO, run_id, store_root, overrides, allow_keys, allow_code)
+    return session
+
+
+def _stored_grpo(record: RunRecord) -> RunConfig:
     refuse_generation(record)
-    config = load_config(record.config, overrides)
-    changed, _ = resume_check(store, record, config, allow_keys, allow_code)  # before any code of the run is imported
-    for warning in check_run(with_stored_model(store, run_id, config)):
-        checks_log.warning(warning)
-    if changed:
-        seal(store, record, StopToken())
-    return Session(store, resume_run(store, record, config, allow_keys, allow_code))
+    return record.config
 
 
 class Session:
     """Context manager around a run's work; ``outcome`` is the flow's final state."""
 
     done = "training steps committed"  # what was done ``steps`` times
+    curve: Curve | None = REWARD_CURVE  # what is drawn in the end
 
     def __init__(self, store: Store, record: RunRecord) -> None:
         self.run = RunRef(record.run_id, store.uri)
@@ -110,10 +150,14 @@ class Session:
 
     def first_batch(self) -> int:
         """The first training step that is not committed; from here on steps are timed."""
-        entries = self._context.ledger.entries()
+        entries = self._entries()
         self._progress.start(entries)
-        self._context.rollouts.begin(len(entries))
+        if self._context.samples:
+            self._context.rollouts.begin(len(entries))
         return len(entries)
+
+    def _entries(self) -> list[dict[str, Any]]:
+        return self._context.ledger.entries()
 
     def __enter__(self) -> Self:
         attach(self.run, self._context)
@@ -153,20 +197,27 @@ class Session:
             log.warning("still working after %.0f s: %s", SETTLE_S, ", ".join(names))
 
     def _show_result(self) -> None:
-        """The closing table, and the reward curve as a file and as an artifact."""
-        entries = self._context.ledger.entries()
+        """The closing table, and the curve as a file and as an artifact."""
+        entries = self._entries()
         if entries:
             self._artifacts.finish(entries)
-            self._console.print(closing_table(entries))
-            if not is_deployed():  # a deployment's working directory is the code's
-                self._best_effort.submit(self._write_curve, entries)
+            self._console.print(self._table(entries))
+            if self.curve and not is_deployed():  # a deployment's working directory is the code's
+                self._best_effort.submit(self._write_curve, self.curve, entries)
         # Always: a thread that draws when the interpreter ends aborts the process, one that sends holds up its end.
         self._best_effort.close(10.0)
 
-    def _write_curve(self, entries: list[dict[str, Any]]) -> None:
-        curve = Path(f"{self.run.run_id}-reward.png").absolute()
-        reward_curve_png(entries, curve)
-        self._progress.note(f"reward curve: {curve}")
+    def _table(self, entries: list[dict[str, Any]]) -> Table:
+        return closing_table(entries)
+
+    def _write_curve(self, curve: Curve, entries: list[dict[str, Any]]) -> None:
+        what, draw = curve
+        file = Path(f"{self.run.run_id}-{what}.png").absolute()
+        draw(entries, file)
+        self._progress.note(f"{what} curve: {file}")
+
+
+GRPO = Kind("grpo", load_config, check_run, _stored_grpo, with_stored_model, Session)
 
 
 class OpenConsole(Console):

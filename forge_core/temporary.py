@@ -1,21 +1,19 @@
 """Temporary folders that a killed process leaves to the next one.
 
-- All of a process lie in one folder below the system's, which the process holds locked as long as it lives; the lock is
-  the kernel's, so ``kill -9`` frees it.
-- A process that makes its folder removes those of this user that nobody holds. A folder that is still being made cannot
-  be taken for one: its maker makes another when it finds that the folder is gone once it has the lock.
+- Whoever has one holds it locked; the lock is the kernel's, so ``kill -9`` frees it.
+- ``remove_abandoned`` removes those that nobody holds: whoever makes a folder or opens a run calls it. A folder that is
+  still being made cannot be taken for one: its maker makes another when it finds that the folder is gone once it has
+  the lock.
 """
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 
 PREFIX = "forge-temporary-"
@@ -24,32 +22,18 @@ PREFIX = "forge-temporary-"
 @contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
     """A new folder, named after its ``purpose``, that is removed in the end."""
-    own = _own_folder(os.getpid(), tempfile.gettempdir())
-    with tempfile.TemporaryDirectory(prefix=f"{purpose}-", dir=own) as folder:
-        yield Path(folder)
-
-
-@lru_cache(maxsize=1)  # a fork and a new TMPDIR need another
-def _own_folder(pid: int, parent: str) -> Path:
-    _remove_abandoned(Path(parent))
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        with suppress(FileNotFoundError):
-            lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if folder.exists():
-                atexit.register(_remove, folder, pid)
-                return folder
-            os.close(lock)
-
-
-def _remove(folder: Path, pid: int) -> None:
-    if os.getpid() == pid:
+    remove_abandoned()
+    folder, lock = _locked_folder(f"{PREFIX}{purpose}-")
+    try:
+        yield folder
+    finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
-def _remove_abandoned(parent: Path) -> None:
-    for folder in parent.glob(PREFIX + "*"):
+def remove_abandoned() -> None:
+    """Remove the folders of processes that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
         with suppress(OSError):  # another user's, held, or just removed by another process
             lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -57,3 +41,14 @@ def _remove_abandoned(parent: Path) -> None:
                 shutil.rmtree(folder)
             finally:
                 os.close(lock)
+
+
+def _locked_folder(prefix: str) -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        with suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)

@@ -75,10 +75,6 @@ class LastIntegerSection(BuiltinReward):
     name: Literal["last_integer"] = Field(description=_NAME)
 
 
-class EnvironmentRewardSection(BuiltinReward):
-    name: Literal["environment"] = Field(description=_NAME)
-
-
 class OverlongSection(BuiltinReward):
     name: Literal["overlong"] = Field(description=_NAME)
     max_tokens: Positive = Field(description="overlong: response tokens from which on the reward is -factor.")
@@ -206,7 +202,7 @@ class RewardModelSection(BuiltinReward):
     )
 
 
-VerifierSection = Annotated[
+_Single = (
     Annotated[RewardFunction, Tag("<custom>")]
     | Annotated[ExactMatchSection, Tag("<exact_match>")]
     | Annotated[LastIntegerSection, Tag("<last_integer>")]
@@ -221,9 +217,9 @@ VerifierSection = Annotated[
     | Annotated[LengthSection, Tag("<length>")]
     | Annotated[OverlongSection, Tag("<overlong>")]
     | Annotated[LLMJudgeSection, Tag("<llm_judge>")]
-    | Annotated[RewardModelSection, Tag("<reward_model>")],
-    Discriminator(kind("custom")),
-]
+    | Annotated[RewardModelSection, Tag("<reward_model>")]
+)
+VerifierSection = Annotated[_Single, Discriminator(kind("custom"))]
 _VERIFIER: TypeAdapter[RewardFunction | BuiltinReward] = TypeAdapter(VerifierSection)
 
 
@@ -247,23 +243,15 @@ class EnsembleSection(BuiltinReward):
         return [verifier_section(verifier) for verifier in self.verifiers]
 
 
+class EnvironmentRewardSection(BuiltinReward):
+    """No verifier: the environment has graded before."""
+
+    name: Literal["environment"] = Field(description=_NAME)
+
+
 RewardSection = Annotated[
-    Annotated[RewardFunction, Tag("<custom>")]
-    | Annotated[ExactMatchSection, Tag("<exact_match>")]
-    | Annotated[LastIntegerSection, Tag("<last_integer>")]
-    | Annotated[F1Section, Tag("<f1>")]
-    | Annotated[MathSection, Tag("<math>")]
-    | Annotated[ReasoningGymSection, Tag("<reasoning_gym>")]
-    | Annotated[CodeSection, Tag("<code>")]
+    _Single
     | Annotated[EnvironmentRewardSection, Tag("<environment>")]
-    | Annotated[ThinkingSection, Tag("<thinking>")]
-    | Annotated[FormatSection, Tag("<format>")]
-    | Annotated[RegexSection, Tag("<regex>")]
-    | Annotated[LanguageSection, Tag("<language>")]
-    | Annotated[LengthSection, Tag("<length>")]
-    | Annotated[OverlongSection, Tag("<overlong>")]
-    | Annotated[LLMJudgeSection, Tag("<llm_judge>")]
-    | Annotated[RewardModelSection, Tag("<reward_model>")]
     | Annotated[EnsembleSection, Tag("<ensemble>")],
     Discriminator(kind("custom")),
 ]

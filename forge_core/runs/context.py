@@ -40,6 +40,7 @@ from forge_core.runs.turns import NoTurns, Turns, free_cached_memory
 from forge_core.stop import StopToken
 from forge_core.store import CorruptObject, Ledger, Manifest, Store, digest, layout, open_store
 from forge_core.store.plans import put_plan
+from forge_core.temporary import remove_abandoned
 from forge_core.training.launch import node_count
 from forge_core.weights.prefetch import Prefetcher
 
@@ -85,6 +86,7 @@ class RunContext:
     ) -> None:
         if not record.code_checked:
             check_stored_code(record)
+        remove_abandoned()
         self.store, self.record, self.config = store, record, record.config
         self.run_id = record.run_id
         self.stop = stop or StopToken()

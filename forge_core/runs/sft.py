@@ -17,7 +17,7 @@ from forge_core.runs.sft_context import SftContext
 from forge_core.runs.sft_rows import Taken
 from forge_core.runs.sft_session import SftStep
 from forge_core.runs.trainer_session import Outcome
-from forge_core.runs.training import checkpoint_due, commit_step, ensure_checkpoint, publish_weights
+from forge_core.runs.training import commit_step, committed_step, publish_weights
 from forge_core.runs.versions import VALIDATION
 from forge_core.store import digest, layout
 from forge_core.training.packed_rows import PackedRows
@@ -30,10 +30,7 @@ def train_rows(ctx: SftContext, batch: int) -> dict[str, Any]:
 
     Called again after an I/O error it goes on where that struck, be it after the commit.
     """
-    entry = ctx.ledger.entry(batch) or _take_step(ctx, batch)
-    if entry["attempt"] == ctx.attempt and checkpoint_due(ctx.sft, batch):
-        ensure_checkpoint(ctx, entry)
-    return entry
+    return committed_step(ctx, batch, _take_step)
 
 
 def _take_step(ctx: SftContext, batch: int) -> dict[str, Any]:

@@ -7,7 +7,8 @@ entry makes the version exist; only then, when due, the checkpoint. A second tra
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from forge_core.config.any_config import AnyConfig
 from forge_core.data_model import TRAINING, to_parquet
@@ -22,6 +23,7 @@ from forge_core.runs.redo import off_policy
 from forge_core.runs.trainer_session import Outcome
 from forge_core.store import digest, layout
 
+C = TypeVar("C", bound=RunContext)
 COLLECT_EVERY = 20  # training steps between collections where no checkpoint is due
 IDLE = {"loss": 0.0, "entropy": 0.0, "kl": 0.0, "grad_norm": 0.0}  # metrics of a step that had nothing to train
 
@@ -35,7 +37,13 @@ def train_batch(ctx: RunContext, batch: int) -> dict[str, Any]:
 
     Called again after an I/O error it goes on where that struck, be it after the commit.
     """
-    entry = ctx.ledger.entry(batch) or _take_step(ctx, batch)
+    return committed_step(ctx, batch, _take_step)
+
+
+def committed_step(ctx: C, batch: int, take: Callable[[C, int], dict[str, Any]]) -> dict[str, Any]:
+    """The ledger entry of training step ``batch``, which ``take`` takes if it is not there; with its checkpoint, where
+    one is due and this process has committed the step."""
+    entry = ctx.ledger.entry(batch) or take(ctx, batch)
     if entry["attempt"] == ctx.attempt and checkpoint_due(ctx.config, batch):
         ensure_checkpoint(ctx, entry)
     return entry
