@@ -250,9 +250,7 @@ class EnvironmentRewardSection(BuiltinReward):
 
 
 RewardSection = Annotated[
-    _Single
-    | Annotated[EnvironmentRewardSection, Tag("<environment>")]
-    | Annotated[EnsembleSection, Tag("<ensemble>")],
+    _Single | Annotated[EnvironmentRewardSection, Tag("<environment>")] | Annotated[EnsembleSection, Tag("<ensemble>")],
     Discriminator(kind("custom")),
 ]
 

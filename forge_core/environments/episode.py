@@ -33,7 +33,7 @@ class EpisodeInProgress:
     counts: dict[str, float] = field(default_factory=dict)
     reward: float = 0.0
     turns: int = 0
-    turn_ended: bool = False  # the policy sampled the token that ends its turn
+    end_token: int | None = None  # with which the policy ended its last turn; None: it was cut
     policy_version: int = 0
     asked_at: float | None = None  # when the environment began to work on its answer (monotonic, seconds)
     finish_reason: str | None = None
@@ -71,7 +71,7 @@ class EpisodeInProgress:
         if self.turns == 0:
             self.policy_version = meta["policy_version"]
         self.turns += 1
-        self.turn_ended = meta["finish_reason"] == "stop"
+        self.end_token = completion.token_ids[-1] if meta["finish_reason"] == "stop" else None
         self._append(completion.token_ids, True, completion.logprobs)
         self.spans += [VersionSpan(s.version, s.start + start, s.end + start) for s in meta["version_spans"]]
         self.transcript.append({"role": "assistant", "content": completion.text})
@@ -85,6 +85,10 @@ class EpisodeInProgress:
             self.end("length")
             return
         self._append(token_ids, False, [0.0] * len(token_ids))
+
+    def finish(self) -> None:
+        """The environment has ended the episode: its last turn is as complete as the policy made it."""
+        self.end("length" if self.end_token is None else "stop")
 
     def end(self, finish_reason: str, dropped: str | None = None) -> None:
         if not self.ended:

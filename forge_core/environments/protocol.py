@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -48,12 +49,21 @@ class Action:
 @dataclass(frozen=True)
 class Step:
     """The answer to an action. ``observation``: messages for the policy, nothing when ``done``. ``reward`` adds to the
-    episode's. ``counts`` add to the episode's, such as ``{"tool_errors": 1}``."""
+    episode's. ``counts`` add to the episode's, such as ``{"tool_errors": 1}``. Raises ValueError for what is no
+    message, and for numbers that are not finite."""
 
     observation: Sequence[Message] = ()
     reward: float = 0.0
     done: bool = False
     counts: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for message in self.observation:
+            if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+                raise ValueError(f"a message has a role and a content, both text, unlike {message!r:.200}")
+        for name, number in {"reward": self.reward, **self.counts}.items():
+            if not math.isfinite(number):
+                raise ValueError(f"{name} is {number}, which is no finite number")
 
 
 class Environment(Protocol):

@@ -41,5 +41,6 @@ class PythonTool(ToolEnvironment):
 
     functions = (python,)
 
-    def __init__(self) -> None:
+    def __init__(self, error: str = "error: {error}") -> None:
+        super().__init__(error)
         _coder()

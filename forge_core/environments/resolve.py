@@ -1,7 +1,8 @@
 """From the ``environment`` section to environments: by built-in name, or by the path of a class of the user's own.
 
 Invariants: a path is looked up, never evaluated; every failure is a ConfigError that names the key; the user's code is
-called by ``check_environment``, which makes one environment to see that it can be made, and by episodes.
+called by ``check_environment``, which makes one environment to see that it can be made, and by episodes. What the
+model's chat template cannot show is refused by ``check_environment``, before an engine is loaded.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from forge_core.config import ConfigError
 from forge_core.config.references import revealed
-from forge_core.config.run_config import EnvironmentSection, RunConfig
+from forge_core.config.run_config import EnvironmentSection, RunConfig, ScratchModel
 from forge_core.data.importing import ObjectPathError, load_object, source_file
 from forge_core.environments.protocol import Environment
 from forge_core.redaction import redact
 
 if TYPE_CHECKING:
     from forge_core.environments.rollout import Play
+    from forge_core.environments.tool_calls import Parse
 
 BUILTINS = {
     "calculator": "forge_core.environments.calculator:Calculator",
@@ -76,10 +78,29 @@ def maker(section: EnvironmentSection) -> Callable[[], Environment]:
     return make
 
 
-def check_environment(section: EnvironmentSection | None) -> None:
-    """Raise ConfigError for an environment that cannot be made on this machine."""
+def check_environment(config: RunConfig) -> None:
+    """Raise ConfigError for an environment that cannot be made on this machine, or that the model cannot play: its chat
+    template must show the tools and place what the environment says."""
+    section = config.environment
     if section is None:
+        if "environment" in config.rewards.paths:
+            raise ConfigError(
+                "rewards.functions: the reward environment is what an environment gave, and there is none: set "
+                "environment.path, or use another reward"
+            )
         return
+    _check_made(section)
+    if isinstance(config.model, ScratchModel):  # it has no chat template
+        _parser(section, None, tools_of(section))
+    elif config.model is not None:
+        from transformers import AutoTokenizer
+
+        from forge_core.models.stored import configured_model
+
+        build_play(config, AutoTokenizer.from_pretrained(configured_model(config), trust_remote_code=False))
+
+
+def _check_made(section: EnvironmentSection) -> None:
     make = maker(section)
     try:
         make().close()
@@ -90,22 +111,22 @@ def check_environment(section: EnvironmentSection | None) -> None:
 
 
 def build_play(config: RunConfig, tokenizer: Any) -> Play | None:
-    """How the episodes of a run are played; None without an environment. Raises ConfigError, and DataError
-    when the chat template cannot place what the environment says."""
+    """How the episodes of a run are played; None without an environment. Raises ConfigError when the chat template
+    shows no tools, or cannot place what the environment says."""
     from forge_core.environments.rollout import Play
-    from forge_core.environments.tool_calls import parser
+    from forge_core.environments.tools import answer
     from forge_core.environments.turns import TurnRenderer
 
     section = config.environment
     if section is None:
         return None
     tools = tools_of(section)
-    names = [tool["function"]["name"] for tool in tools]
-    template = getattr(tokenizer, "chat_template", None)
-    parse = parser(section.tool_format, template, section.tool_pattern, names) if tools else lambda text: ()
-    chat_template = config.dataset.chat_template if config.dataset else None
-    renderer = TurnRenderer(tokenizer, chat_template, tools)
-    renderer.after([{"role": "tool" if tools else "user", "content": ""}], ended=True)
+    renderer = TurnRenderer(tokenizer, config.dataset.chat_template if config.dataset else None, tools)
+    parse = _parser(section, renderer.template, tools)
+    if renderer.template is not None:
+        if section.tool_format != "text":
+            renderer.check_tools()
+        renderer.check_observation(answer("probe", "forty-two", 0) if tools else {"role": "user", "content": "forty"})
     return Play(
         maker(section),
         renderer,
@@ -116,3 +137,12 @@ def build_play(config: RunConfig, tokenizer: Any) -> Play | None:
         section.workers,
         concurrent=config.generator.backend == "vllm",
     )
+
+
+def _parser(section: EnvironmentSection, template: str | None, tools: Sequence[Mapping[str, Any]]) -> Parse:
+    """How tool calls are read, of a model whose prompts have ``template``."""
+    from forge_core.environments.tool_calls import parser
+
+    if not tools:
+        return lambda text: ()
+    return parser(section.tool_format, template, section.tool_pattern, [tool["function"]["name"] for tool in tools])

@@ -3,9 +3,11 @@
 Invariants:
 - Episodes go on side by side: while the environment of one works, others are sampled. An engine that takes one call at
   a time samples all of them turn by turn, so that its batches, and with them a CPU run, depend on nothing but the plan.
-- An environment that raises, or does not answer within ``turn_timeout_s``, costs its own episode, which is dropped with
-  the reason. At the deadline what is unfinished is dropped. Nothing waits for a thread that hangs.
-- Each limit ends an episode by itself: tokens of a turn, tokens of the episode, turns, seconds of an answer.
+- An environment that raises, answers what cannot be placed, or does not answer within ``turn_timeout_s``, costs its own
+  episode, which is dropped with the reason. At the deadline what is unfinished is dropped. Nothing waits for a thread
+  that hangs.
+- Each limit holds by itself: tokens of a turn (it is cut, and answered as it is), tokens of the episode, turns, seconds
+  of an answer, seconds of all episodes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 from forge_core.data_model import Completion, GenerationRequest
 from forge_core.environments.episode import EpisodeInProgress
-from forge_core.environments.protocol import Action, Environment, Step, Task
+from forge_core.environments.protocol import Action, Environment, Message, Step, Task
 from forge_core.environments.threads import Threads
 from forge_core.environments.tool_calls import Parse
 from forge_core.environments.turns import TurnRenderer
@@ -139,7 +141,15 @@ class _Rollout:
     def _answering(self, episode: EpisodeInProgress, completion: Completion) -> Callable[[], Step]:
         environment, text = episode.environment, completion.text
         assert environment is not None
-        return lambda: environment.step(Action(text, tuple(self._play.parse(text))))
+        said = self._play.renderer.said(completion.token_ids, end_token=episode.end_token)
+
+        def answer() -> Step:
+            step = environment.step(Action(text, tuple(self._play.parse(said))))
+            if not isinstance(step, Step):
+                raise TypeError(f"step returned {step!r:.200}, which is no Step")
+            return step
+
+        return answer
 
     def _act(self, episode: EpisodeInProgress, work: Callable[[], Step | None]) -> None:
         def begin() -> Step | None:
@@ -165,16 +175,23 @@ class _Rollout:
         for name, count in step.counts.items():
             episode.counts[name] = episode.counts.get(name, 0.0) + count
         if step.done:
-            episode.end("stop")
+            episode.finish()
         elif not step.observation:
             self._break(episode, "it answered nothing, and did not end the episode")
         elif episode.turns >= self._play.max_turns:
             episode.end("length")
         else:
-            token_ids = self._play.renderer.after(step.observation, ended=episode.turn_ended)
-            episode.add_observation(list(step.observation), token_ids)
-            if not episode.ended:
-                self._ready.append(episode)
+            self._observe(episode, step.observation)
+
+    def _observe(self, episode: EpisodeInProgress, observation: Sequence[Message]) -> None:
+        try:
+            token_ids = self._play.renderer.after(observation, end_token=episode.end_token)
+        except ValueError as error:  # roles that the template refuses, characters that the tokenizer lacks
+            self._break(episode, str(error))
+            return
+        episode.add_observation(list(observation), token_ids)
+        if not episode.ended:
+            self._ready.append(episode)
 
     def _break(self, episode: EpisodeInProgress, why: str) -> None:
         log.warning("the environment of episode %s failed, it is dropped: %s", episode.request.request_id, why)

@@ -29,16 +29,23 @@ _MARKS = {"hermes": "<tool_call>", "mistral": _MISTRAL, "llama": "<|python_tag|>
 def parser(tool_format: str, chat_template: str | None, pattern: str | None, tools: Sequence[str]) -> Parse:
     """The parser of ``tool_format`` (``auto``: the one that the chat template teaches). ``pattern``: of ``text``, whose
     named groups are the arguments; the call is of the group ``name``, or of the only one of ``tools``. Raises
-    ConfigError when how the model writes calls is not known."""
-    found = _recognised(chat_template) if tool_format == "auto" else tool_format
+    ConfigError when how the model writes calls is not known. Without a template nothing tells it of the tools: then
+    only ``text`` will do."""
+    if chat_template is None and tool_format != "text":
+        raise ConfigError(
+            f"environment.tool_format: is {tool_format}, but the model has no chat template (or "
+            "dataset.chat_template=false), which would tell it of the tools and of how a call is written: use "
+            "tool_format=text with tool_pattern, and dataset.system_prompt or a warm start to teach it"
+        )
+    found = _recognised(chat_template or "") if tool_format == "auto" else tool_format
     if found == "text":
         return _text_parser(pattern, tools)
     return {"hermes": hermes_calls, "llama": llama_calls, "mistral": mistral_calls}[found]
 
 
-def _recognised(chat_template: str | None) -> str:
+def _recognised(chat_template: str) -> str:
     for name, mark in _MARKS.items():
-        if mark in (chat_template or ""):
+        if mark in chat_template:
             return name
     raise ConfigError(
         "environment.tool_format: the model's chat template shows no format of tool calls that is known here "

@@ -28,12 +28,20 @@ def definitions(functions: Sequence[Callable[..., Any]]) -> list[dict[str, Any]]
     return [get_json_schema(function) for function in functions]
 
 
+def answer(name: str, content: str, number: int) -> Message:
+    """The message that answers the call ``number`` of a turn. Some templates ask for an id of nine characters."""
+    return {"role": "tool", "name": name, "tool_call_id": f"call{number % 10**5:05d}", "content": content[:MAX_ANSWER]}
+
+
 class ToolEnvironment:
     """Base of environments with tools: a subclass names its ``functions``. The episode ends with the first turn that
-    calls none of them."""
+    calls none of them. ``error``: what a failed call is answered with; ``{error}`` in it is the reason."""
 
     functions: Sequence[Callable[..., Any]] = ()
     tools: Sequence[Mapping[str, Any]] = ()
+
+    def __init__(self, error: str = "error: {error}") -> None:
+        self._error = error
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -45,20 +53,20 @@ class ToolEnvironment:
     def step(self, action: Action) -> Step:
         if not action.calls:
             return Step(done=True)
-        answers = [self._answer(call) for call in action.calls]
+        answers = [self._answer(call, number) for number, call in enumerate(action.calls)]
         counts = {"tool_calls": len(answers), "tool_errors": sum(failed for _, failed in answers)}
         return Step([message for message, _ in answers], counts=counts)
 
     def close(self) -> None:
         pass
 
-    def _answer(self, call: ToolCall) -> tuple[Message, bool]:
+    def _answer(self, call: ToolCall, number: int) -> tuple[Message, bool]:
         """The message that answers ``call``, and whether it failed."""
         try:
             content, failed = self._call(call), False
         except ToolError as error:
-            content, failed = f"error: {error}", True
-        return {"role": "tool", "name": call.name, "content": content[:MAX_ANSWER]}, failed
+            content, failed = self._error.replace("{error}", str(error)), True
+        return answer(call.name, content, number), failed
 
     def _call(self, call: ToolCall) -> str:
         if call.error is not None:

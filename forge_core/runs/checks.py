@@ -24,7 +24,7 @@ def check_run(config: RunConfig) -> list[str]:
     """Warnings about a run that may start here. Raises the error of the first part that may not."""
     validate_for_training(config)
     check_rewards(config.rewards.functions)
-    check_environment(config.environment)
+    check_environment(config)
     return list(_check(config.model_dump_json()))
 
 
@@ -50,10 +50,11 @@ def check_role(store: Store, record: RunRecord, role: str) -> list[str]:
             f"machine to the same code, or accept the change for all roles: forge resume {record.run_id} "
             "--allow-code-change"
         )
-    if role == "generator":
-        check_environment(config.environment)
     if role in ("trainer", "generator"):
-        return list(_check(with_stored_model(store, record.run_id, config).model_dump_json()))
+        config = with_stored_model(store, record.run_id, config)
+        if role == "generator":
+            check_environment(config)
+        return list(_check(config.model_dump_json()))
     if role == "scorer":
         check_rewards(config.rewards.functions)
     return validate_for_training(config)

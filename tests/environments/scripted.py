@@ -27,8 +27,11 @@ def decode(ids: Sequence[int]) -> str:
 class Characters:
     """The part of a renderer that a rollout uses, without a chat template."""
 
-    def after(self, observation: Sequence[dict[str, Any]], *, ended: bool) -> list[int]:
+    def after(self, observation: Sequence[dict[str, Any]], *, end_token: int | None) -> list[int]:
         return encode("".join(m["content"] for m in observation))
+
+    def said(self, token_ids: Sequence[int], *, end_token: int | None) -> str:
+        return decode(token_ids)
 
 
 class Policy:

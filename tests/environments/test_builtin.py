@@ -8,7 +8,7 @@ from forge_core.environments.calculator import Calculator, calculate
 from forge_core.environments.guess import GuessNumber, prompts
 from forge_core.environments.protocol import Action, Task, ToolCall
 from forge_core.environments.python_tool import PythonTool
-from forge_core.environments.tools import ToolEnvironment, ToolError
+from forge_core.environments.tools import ToolEnvironment, ToolError, answer
 
 TASK = Task([{"role": "user", "content": "?"}], "37", {}, 1)
 
@@ -62,7 +62,7 @@ def test_a_tool_answers_and_a_turn_without_a_call_ends_the_episode():
     calculator = Calculator()
     calculator.reset(TASK)
     step = calculator.step(call("calculate", expression="6*7"))
-    assert (list(step.observation), step.done) == ([{"role": "tool", "name": "calculate", "content": "42"}], False)
+    assert (list(step.observation), step.done) == ([answer("calculate", "42", 0)], False)
     assert dict(step.counts) == {"tool_calls": 1, "tool_errors": 0}
     assert calculator.step(Action("42")).done
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forge_core.data.errors import DataError
+from forge_core.config import ConfigError
 from forge_core.environments.turns import TurnRenderer
 from tests.data.tokenizers import BRACKETS, CHATML, THINKING, TWICE, tokenizer
 
@@ -17,7 +17,7 @@ def test_the_conversation_is_what_the_template_would_have_rendered(template: str
     question = [{"role": "user", "content": "6*7?"}]
     opening = made.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
     sampled = made.encode("<think>\n\n</think>\n\ncall<|im_end|>" if template == THINKING else "call<|im_end|>")
-    after = TurnRenderer(made, None, ()).after(TOOL, ended=True)
+    after = TurnRenderer(made, None, ()).after(TOOL, end_token=made.eos_token_id)
     whole = opening + made.decode(sampled) + made.decode(after)
     replied = [*question, {"role": "assistant", "content": "call"}, *TOOL]
     assert whole == made.apply_chat_template(replied, add_generation_prompt=True, tokenize=False)
@@ -26,26 +26,28 @@ def test_the_conversation_is_what_the_template_would_have_rendered(template: str
 def test_a_turn_that_was_cut_is_ended_by_the_environments_tokens():
     made = tokenizer(CHATML)
     renderer = TurnRenderer(made, None, ())
-    cut, ended = renderer.after(TOOL, ended=False), renderer.after(TOOL, ended=True)
+    cut, ended = renderer.after(TOOL, end_token=None), renderer.after(TOOL, end_token=made.eos_token_id)
     assert made.decode(cut) == "<|im_end|>" + made.decode(ended)
 
 
 def test_without_a_template_the_contents_follow_as_they_are():
     made = tokenizer(None)
-    assert made.decode(TurnRenderer(made, None, ()).after([*TOOL, *TOOL], ended=True)) == "4242"
+    assert made.decode(TurnRenderer(made, None, ()).after([*TOOL, *TOOL], end_token=made.eos_token_id)) == "4242"
     templated = tokenizer(CHATML)
-    assert templated.decode(TurnRenderer(templated, False, ()).after(TOOL, ended=True)) == "42"
+    assert templated.decode(TurnRenderer(templated, False, ()).after(TOOL, end_token=templated.eos_token_id)) == "42"
 
 
 def test_thinking_of_earlier_turns_stays_although_the_template_would_strip_it():
     made = tokenizer(THINKING)
-    asked = made.decode(TurnRenderer(made, None, ()).after([{"role": "user", "content": "higher"}], ended=True))
+    asked = made.decode(
+        TurnRenderer(made, None, ()).after([{"role": "user", "content": "higher"}], end_token=made.eos_token_id)
+    )
     assert asked == "\n<|im_start|>user\nhigher<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_template_that_renders_a_reply_otherwise_is_refused():
-    with pytest.raises(DataError, match="does not render a reply as it is"):
-        TurnRenderer(tokenizer(TWICE), None, ()).after(TOOL, ended=True)
+    with pytest.raises(ConfigError, match="does not render a reply as it is"):
+        TurnRenderer(tokenizer(TWICE), None, ()).after(TOOL, end_token=None)
 
 
 def test_a_template_that_refuses_the_role_is_named():
@@ -53,11 +55,11 @@ def test_a_template_that_refuses_the_role_is_named():
         "{% for m in messages %}",
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}",
     )
-    with pytest.raises(DataError, match=r"refuses messages of the roles user, assistant, tool: no tools"):
-        TurnRenderer(tokenizer(strict), None, ()).after(TOOL, ended=True)
+    with pytest.raises(ConfigError, match=r"refuses messages of the roles user, assistant, tool: no tools"):
+        TurnRenderer(tokenizer(strict), None, ()).after(TOOL, end_token=None)
 
 
 def test_brackets_without_an_opening_are_placed():
     made = tokenizer(BRACKETS, eos="<|endoftext|>")
-    asked = made.decode(TurnRenderer(made, None, ()).after([{"role": "user", "content": "7"}], ended=False))
+    asked = made.decode(TurnRenderer(made, None, ()).after([{"role": "user", "content": "7"}], end_token=None))
     assert asked == " <|endoftext|>[INST] 7 [/INST]"
