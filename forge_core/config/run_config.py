@@ -166,6 +166,14 @@ class EnvironmentSection(Section):
         60.0, gt=0, description="Seconds that the environment has for an answer; then the episode is dropped."
     )
     workers: Positive = Field(16, description="Environments that work at a time, in threads of the generator.")
+    max_open: Positive | None = Field(
+        None,
+        description="Environments that are open at a time, such as sessions of a server. Left out: one for each "
+        "episode of a shard.",
+    )
+    max_broken_share: Fraction = Field(
+        0.5, description="A shard with a larger share of broken environments is an error: an outage is no data."
+    )
     tool_format: Literal["auto", "hermes", "llama", "mistral", "text"] = Field(
         "auto", description="How the model writes tool calls; auto: as its chat template teaches it."
     )

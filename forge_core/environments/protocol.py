@@ -67,7 +67,8 @@ class Step:
 
 
 class Environment(Protocol):
-    """One episode. ``tools``: definitions (JSON schema) of what the policy may call, known without an object."""
+    """One episode. ``tools``: definitions (JSON schema) of what the policy may call, known without an object; or a
+    static method that makes them of the options."""
 
     tools: Sequence[Mapping[str, Any]]
 

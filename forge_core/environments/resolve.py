@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from forge_core.config import ConfigError
@@ -27,6 +29,9 @@ BUILTINS = {
     "calculator": "forge_core.environments.calculator:Calculator",
     "python": "forge_core.environments.python_tool:PythonTool",
     "guess_number": "forge_core.environments.guess:GuessNumber",
+    "reasoning_gym": "forge_core.environments.reasoning_gym:ReasoningGymAttempts",
+    "verifiers": "forge_core.environments.verifiers:VerifiersEnvironment",
+    "openenv": "forge_core.environments.openenv:OpenEnv",
 }
 
 
@@ -56,16 +61,25 @@ def environment_class(path: str) -> Callable[..., Environment]:
 
 
 def environment_source(path: str) -> str:
-    """SHA-256 (hex) of the source file that ``path`` names."""
+    """SHA-256 (hex) of the source file that ``path`` names; of a built-in adapter also of the version of its
+    ``package``. Code of the user's own is not imported."""
     try:
-        return hashlib.sha256(source_file(full_path(path)).read_bytes()).hexdigest()
+        source = source_file(full_path(path)).read_bytes()
     except ObjectPathError as error:
         raise ConfigError(f"environment.path: {error}") from error
+    package = getattr(environment_class(path), "package", None) if path in BUILTINS else None
+    return hashlib.sha256(source + (metadata.version(package).encode() if package else b"")).hexdigest()
 
 
 def tools_of(section: EnvironmentSection | None) -> Sequence[Mapping[str, Any]]:
-    """The definitions of what the policy may call."""
-    return environment_class(section.path).tools if section is not None else ()  # type: ignore[attr-defined]
+    """The definitions of what the policy may call. Raises ConfigError."""
+    if section is None:
+        return ()
+    tools: Any = environment_class(section.path).tools  # type: ignore[attr-defined]
+    if not callable(tools):
+        return tools  # type: ignore[no-any-return]
+    with _problems_of(section.path):
+        return tools(**revealed(section.options, "environment.options"))  # type: ignore[no-any-return]
 
 
 def maker(section: EnvironmentSection) -> Callable[[], Environment]:
@@ -102,12 +116,19 @@ def check_environment(config: RunConfig) -> None:
 
 def _check_made(section: EnvironmentSection) -> None:
     make = maker(section)
-    try:
+    with _problems_of(section.path):
         make().close()
+
+
+@contextmanager
+def _problems_of(path: str) -> Iterator[None]:
+    """What an environment raises while it is made, as a ConfigError."""
+    try:
+        yield
+    except ConfigError:
+        raise
     except Exception as error:  # the constructor is the user's code
-        raise ConfigError(
-            redact(f"environment.path: making {section.path} failed: {type(error).__name__}: {error}")
-        ) from error
+        raise ConfigError(redact(f"environment.path: making {path} failed: {type(error).__name__}: {error}")) from error
 
 
 def build_play(config: RunConfig, tokenizer: Any) -> Play | None:
@@ -136,6 +157,7 @@ def build_play(config: RunConfig, tokenizer: Any) -> Play | None:
         section.turn_timeout_s,
         section.workers,
         concurrent=config.generator.backend == "vllm",
+        max_open=section.max_open,
     )
 
 

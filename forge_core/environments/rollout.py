@@ -1,8 +1,9 @@
 """Multi-turn episodes: the policy speaks, the environment answers, until one of them ends it.
 
 Invariants:
-- Episodes go on side by side: while the environment of one works, others are sampled. An engine that takes one call at
-  a time samples all of them turn by turn, so that its batches, and with them a CPU run, depend on nothing but the plan.
+- Episodes go on side by side (``max_open`` of them at a time; each that ends makes room for the next): while the
+  environment of one works, others are sampled. An engine that takes one call at a time samples all of them turn by
+  turn, so that its batches, and with them a CPU run, depend on nothing but the plan.
 - An environment that raises, answers what cannot be placed, or does not answer within ``turn_timeout_s``, costs its own
   episode, which is dropped with the reason. At the deadline what is unfinished is dropped. Nothing waits for a thread
   that hangs.
@@ -36,7 +37,8 @@ DEADLINE, BROKEN = "deadline", "environment"  # why an episode is dropped
 @dataclass(frozen=True)
 class Play:
     """How episodes are played. ``make`` makes an environment; ``parse`` finds the tool calls of a turn; ``workers``
-    environments work at a time; ``concurrent``: whether the engine takes calls from any number of threads."""
+    environments work at a time, ``max_open`` are there at a time (None: one for each episode); ``concurrent``: whether
+    the engine takes calls from any number of threads."""
 
     make: Callable[[], Environment]
     renderer: TurnRenderer
@@ -46,6 +48,7 @@ class Play:
     turn_timeout_s: float
     workers: int
     concurrent: bool
+    max_open: int | None = None
 
 
 def run_episodes(
@@ -79,6 +82,9 @@ class _Rollout:
         self._order = {id(episode): number for number, episode in enumerate(self._episodes)}
         self._prompts: dict[str, str] = {}
         self._deadline = None if deadline_s is None else time.monotonic() + deadline_s
+        self._waiting = list(self._episodes)  # to begin
+        self._open: list[EpisodeInProgress] = []
+        self._closing: set[Future[None]] = set()
         self._ready: list[EpisodeInProgress] = []
         self._sampling: dict[Future[list[Completion]], list[tuple[EpisodeInProgress, GenerationRequest]]] = {}
         self._acting: dict[Future[Step | None], EpisodeInProgress] = {}
@@ -88,11 +94,10 @@ class _Rollout:
 
     def run(self, stop: StopToken) -> list[Completion]:
         try:
-            for episode in self._episodes:
-                self._act(episode, self._beginning(episode))
             while not all(episode.ended for episode in self._episodes):
                 if stop.is_set():
                     stop.check()
+                self._make_room()
                 self._sample_ready()
                 self._collect()
                 self._give_up()
@@ -100,13 +105,29 @@ class _Rollout:
             self._end()
         return [episode.completion(self._prompts.get(episode.request.request_id, "")) for episode in self._episodes]
 
+    def _make_room(self) -> None:
+        """Close the environments of episodes that have ended, and begin others in their place."""
+        for episode in [e for e in self._open if e.ended]:
+            self._open.remove(episode)
+            self._close(episode)
+        self._closing = {closing for closing in self._closing if not closing.done()}
+        room = (self._play.max_open or len(self._episodes)) - len(self._open) - len(self._closing)
+        begun, self._waiting = self._waiting[: max(room, 0)], self._waiting[max(room, 0) :]
+        for episode in begun:
+            self._open.append(episode)
+            self._act(episode, self._beginning(episode))
+
+    def _close(self, episode: EpisodeInProgress) -> None:
+        if episode.environment is not None:
+            self._closing.add(self._workers.submit(_closing(episode.environment)))
+
     # The policy's turn ------------------------------------------------------------------------------------------------
 
     def _sample_ready(self) -> None:
         if self._play.concurrent:
             for episode in self._ready:
                 self._sample([episode])
-        elif self._ready and not self._sampling and not self._acting:
+        elif self._ready and not (self._sampling or self._acting or (self._waiting and self._closing)):
             self._sample(sorted(self._ready, key=lambda episode: self._order[id(episode)]))
         else:
             return
@@ -200,7 +221,7 @@ class _Rollout:
     # Time -------------------------------------------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        pending: set[Future[Any]] = {*self._sampling, *self._acting}
+        pending: set[Future[Any]] = {*self._sampling, *self._acting, *self._closing}
         done = wait(pending, POLL_S, FIRST_COMPLETED).done if pending else set()
         for future in [f for f in self._sampling if f in done]:
             self._sampled(future)
@@ -223,9 +244,8 @@ class _Rollout:
         self._halt.set("the rollout has ended")
         for work in self._acting:
             self._workers.abandon(work)
-        for episode in self._episodes:
-            if episode.environment is not None:
-                self._workers.submit(_closing(episode.environment))
+        for episode in self._open:
+            self._close(episode)
         self._calls.close()
         self._workers.close()
 

@@ -80,11 +80,12 @@ class _Work:
     def requests(self) -> list[GenerationRequest]:
         tokenizer, section = self._tokenizer, self.config.dataset
         assert section is not None
+        tools = tools_of(self.config.environment)
 
         def encode(prompt: Prompt) -> list[int]:
             text = "".join(message["content"] for message in prompt.messages)
             check_encodable(tokenizer, text, f"dataset.path: row {prompt.row},")
-            return render(prompt, tokenizer, section.chat_template, tools_of(self.config.environment))
+            return render(prompt, tokenizer, section.chat_template, tools)
 
         found = suite_requests(self.config, self.prompts, encode, f"evaluation/{self._policy.digest[:12]}", 0)
         if not found:

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -142,8 +142,12 @@ class RunContext:
         section = self.config.dataset
         text = "".join(message["content"] for message in prompt.messages)
         check_encodable(self.tokenizer, text, f"dataset.path: row {prompt.row},")
-        tools = tools_of(self.config.environment)
-        return render(prompt, self.tokenizer, section.chat_template if section else None, tools)
+        return render(prompt, self.tokenizer, section.chat_template if section else None, self.tools)
+
+    @cached_property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """Definitions of what the policy may call."""
+        return tools_of(self.config.environment)
 
     @cached_property
     def play(self) -> Play | None:

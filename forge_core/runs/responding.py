@@ -13,6 +13,7 @@ from forge_core.config import RunConfig
 from forge_core.config.run_config import EnvironmentSection
 from forge_core.data.prompts import Prompt
 from forge_core.data_model import Completion, GenerationRequest
+from forge_core.environments.errors import BrokenEnvironment
 from forge_core.environments.protocol import Task
 from forge_core.environments.resolve import environment_source
 from forge_core.stop import StopToken
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from forge_core.environments.rollout import Play
     from forge_core.generation.base import Generator
 
-DECIDES_NOTHING = {"workers"}
+DECIDES_NOTHING = {"workers", "max_open", "max_broken_share"}
 
 
 def respond(
@@ -47,6 +48,17 @@ def is_broken(completion: Completion) -> bool:
     from forge_core.environments.rollout import BROKEN
 
     return (completion.metadata.get("dropped") or "").startswith(BROKEN)
+
+
+def refuse_outage(config: RunConfig, prefix: str, completions: Sequence[Completion]) -> None:
+    """Raise BrokenEnvironment when so many episodes were dropped because of it that it is no accident."""
+    broken = [c.metadata["dropped"] for c in completions if is_broken(c)]
+    section = config.environment
+    if section is not None and broken and len(broken) / len(completions) > section.max_broken_share:
+        raise BrokenEnvironment(
+            f"{prefix}: the environment of {len(broken)} of {len(completions)} episodes broke, more than "
+            f"environment.max_broken_share={section.max_broken_share:g} allows; the first: {broken[0]}"
+        )
 
 
 def environment_identity(section: EnvironmentSection | None) -> dict[str, Any]:

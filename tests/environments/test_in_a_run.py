@@ -21,6 +21,7 @@ GAME = (
     "environment.path=tests.environments.games:Turns",
     "environment.max_turn_tokens=2",
     "environment.options={breaks: '7'}",
+    "environment.max_broken_share=1",
     "rewards.functions=[{name: environment}]",
     "rollout.max_new_tokens=9",
     "training.seq_len=24",
