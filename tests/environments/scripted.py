@@ -9,7 +9,7 @@ from typing import Any
 
 from forge_core.data_model import Completion, GenerationRequest, SamplingParams, VersionSpan
 from forge_core.environments.protocol import Action, Environment, Step, Task
-from forge_core.environments.rollout import Play
+from forge_core.environments.rollout import Play, run_episodes
 from forge_core.environments.tool_calls import parser
 from forge_core.stop import StopToken
 
@@ -85,6 +85,12 @@ class Echo:
             raise OSError("the game is gone")
         if self._fate == "silent":
             return Step()
+        if self._fate == "nothing":
+            return None  # type: ignore[return-value]
+        if self._fate == "no text":
+            return Step([{"role": "user"}])
+        if self._fate == "not a number":
+            return Step([{"role": "user", "content": "?"}], reward=float("nan"))
         if self._fate == "stuck":
             time.sleep(3600)
         if self._fate == "slow":
@@ -105,6 +111,14 @@ def play(make: Callable[[], Environment] = Echo, *, concurrent: bool = False, **
 
 def request(name: str, prompt: str = "q", max_tokens: int = 100) -> GenerationRequest:
     return GenerationRequest(name, tuple(encode(prompt)), 7, SamplingParams(max_new_tokens=max_tokens), 3, 2)
+
+
+def episodes_of(
+    policy: Policy, tasks: dict[str, Task], how: Play, max_tokens: int = 100, **keywords: Any
+) -> dict[str, Completion]:
+    """Each task's episode, by its name."""
+    asked = [request(name, max_tokens=max_tokens) for name in tasks]
+    return dict(zip(tasks, run_episodes(how, policy, asked, tasks, **keywords), strict=True))
 
 
 def task(answer: str | None = None) -> Task:

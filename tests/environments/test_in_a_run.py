@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from forge_core.environments.errors import BrokenEnvironment
 from forge_core.runs.consumption import load_committed, optimizer_batches
 from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import read_episodes
@@ -99,6 +100,15 @@ def test_a_resumed_run_replays_its_games_bit_for_bit(run: RunContext):
     stopped.close()
     resumed = advance(reopened(stopped), 3)
     assert decided(resumed) == decided(run)
+
+
+def test_an_outage_of_the_environment_ends_the_run_and_publishes_nothing():
+    run = new_run(memory(), *GAME, "environment.max_broken_share=0.5")
+    with pytest.raises(
+        BrokenEnvironment, match=r"12 of 16 episodes broke, more than .*: environment: OSError: the board"
+    ):
+        advance(run, 1)
+    assert not run.store.published(layout.episodes(run.run_id, 0, 0, 0))
 
 
 def test_another_environment_is_another_request(run: RunContext):

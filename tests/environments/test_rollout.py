@@ -5,26 +5,51 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from forge_core.config import ConfigError
 from forge_core.data_model import Completion
 from forge_core.environments.calculator import Calculator
+from forge_core.environments.protocol import Action, Step, Task
 from forge_core.environments.rollout import Play, run_episodes
 from forge_core.generation.base import GenerationError
 from forge_core.stop import Stopped, StopToken
-from tests.environments.scripted import END, Echo, Policy, decode, encode, play, request, task
+from tests.environments.scripted import END, Characters, Echo, Policy, decode, encode, episodes_of, play, request, task
+
+
+class Ending(Echo):
+    """Ends the episode with its first turn."""
+
+    def step(self, action: Action) -> Step:
+        return Step(done=True)
+
+
+class Counted(Echo):
+    """Counts how many are open."""
+
+    lock, open, most = threading.Lock(), 0, 0
+
+    def reset(self, task: Task) -> None:
+        super().reset(task)
+        with Counted.lock:
+            Counted.open += 1
+            Counted.most = max(Counted.most, Counted.open)
+
+    def close(self) -> None:
+        with Counted.lock:
+            Counted.open -= 1
 
 
 def episodes(
     policy: Policy, fates: dict[str, str | None], how: Play | None = None, max_tokens: int = 100, **keywords: Any
 ) -> dict[str, Completion]:
-    asked = [request(name, max_tokens=max_tokens) for name in fates]
     tasks = {name: task(fate) for name, fate in fates.items()}
-    done = run_episodes(how or play(), policy, asked, tasks, **keywords)
-    assert [c.metadata["request_id"] for c in done] == list(fates)
-    return dict(zip(fates, done, strict=True))
+    done = episodes_of(policy, tasks, how or play(), max_tokens, **keywords)
+    assert [c.metadata["request_id"] for c in done.values()] == list(fates)
+    return done
 
 
 def turns(*said: str) -> Callable[[str], str]:
@@ -101,12 +126,54 @@ def test_each_limit_ends_an_episode_by_itself(
         ("broken", "environment: OSError: the game is gone"),
         ("broken at once", "environment: OSError: no game"),
         ("silent", "environment: it answered nothing, and did not end the episode"),
+        ("nothing", "environment: TypeError: step returned None, which is no Step"),
+        ("no text", "environment: ValueError: a message has a role and a content, both text, unlike {'role': 'user'}"),
+        ("not a number", "environment: ValueError: reward is nan, which is no finite number"),
     ],
 )
 def test_a_broken_environment_costs_its_own_episode_with_the_reason(fate: str, reason: str):
     done = episodes(Policy(turns("ab", "x")), {"good": None, "bad": fate, "also good": None})
     assert (done["bad"].metadata["finish_reason"], done["bad"].metadata["dropped"]) == ("aborted", reason)
     assert [done[name].metadata["finish_reason"] for name in ("good", "also good")] == ["stop", "stop"]
+
+
+def test_an_answer_that_cannot_be_placed_costs_its_own_episode():
+    class Strict(Characters):
+        def after(self, observation: Any, *, end_token: int | None) -> list[int]:
+            if observation[0]["content"] == "[ab]":
+                raise ConfigError("the template refuses it")
+            return super().after(observation, end_token=end_token)
+
+    policy = Policy(lambda text: "x" if "]" in text else "ab" if text == "q" else "cd")
+    how = replace(play(), renderer=Strict())  # type: ignore[arg-type]
+    asked = {"bad": task(), "good": task()}
+    requests = [request("bad"), request("good", "r")]
+    bad, good = run_episodes(how, policy, requests, asked)
+    assert bad.metadata["dropped"] == "environment: the template refuses it"
+    assert (good.metadata["finish_reason"], decode(good.token_ids)) == ("stop", "cd[cd]x")
+
+
+def test_an_episode_that_ends_with_a_turn_that_was_cut_was_cut():
+    done = episodes(Policy(turns("abcx")), {"e": None}, play(Ending, max_turn_tokens=3))["e"]
+    assert (decode(done.token_ids), done.metadata["finish_reason"]) == ("abc", "length")
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_no_more_environments_are_open_than_max_open_says(concurrent: bool):
+    Counted.most = Counted.open = 0
+    fates = dict.fromkeys(map(str, range(7)))
+    done = episodes(Policy(turns("ab", "x")), fates, play(Counted, max_open=3, concurrent=concurrent))
+    assert {c.metadata["finish_reason"] for c in done.values()} == {"stop"}
+    assert Counted.most == 3
+
+
+def test_what_is_played_at_a_time_depends_on_nothing_but_the_plan():
+    policies = [Policy(lambda text: "x" if len(text) > 12 else "ab") for _ in range(2)]
+    for policy in policies:
+        fates = {"a": None, "b": "slow", "c": None, "d": "slow", "e": None}
+        episodes(policy, fates, play(max_open=2))
+    assert policies[0].calls == policies[1].calls
+    assert policies[0].calls[0] == ["a/turn-0", "b/turn-0"]
 
 
 def test_an_environment_that_hangs_is_given_up_and_holds_nobody():

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from transformers import AutoTokenizer
 
 from forge_core.config import ConfigError
+from forge_core.config.run_config import ScratchModel
 from forge_core.environments.turns import TurnRenderer
+from forge_core.models.errors import ModelError
+from forge_core.models.scratch import create
 from tests.data.tokenizers import BRACKETS, CHATML, THINKING, TWICE, tokenizer
 
 TOOL = [{"role": "tool", "content": "42"}]
@@ -63,3 +69,35 @@ def test_brackets_without_an_opening_are_placed():
     made = tokenizer(BRACKETS, eos="<|endoftext|>")
     asked = made.decode(TurnRenderer(made, None, ()).after([{"role": "user", "content": "7"}], end_token=None))
     assert asked == " <|endoftext|>[INST] 7 [/INST]"
+
+
+def test_a_turn_that_another_token_ended_gets_the_templates_end():
+    made = tokenizer(CHATML)
+    renderer = TurnRenderer(made, None, ())
+    other = made.convert_tokens_to_ids("<|endoftext|>")
+    assert made.decode(renderer.after(TOOL, end_token=other)).startswith("<|im_end|>")
+    assert not made.decode(renderer.after(TOOL, end_token=made.eos_token_id)).startswith("<|im_end|>")
+
+
+def test_an_end_after_a_space_is_not_written_twice():
+    made = tokenizer(BRACKETS, eos="<|endoftext|>")
+    asked = TurnRenderer(made, None, ()).after([{"role": "user", "content": "7"}], end_token=made.eos_token_id)
+    assert made.decode(asked) == "[INST] 7 [/INST]"
+
+
+def test_calls_are_read_with_the_special_tokens_that_mark_them():
+    made = tokenizer(CHATML)
+    renderer = TurnRenderer(made, None, ())
+    ids = made.encode("<|user|>call<|im_end|>", add_special_tokens=False)
+    assert made.decode(ids, skip_special_tokens=True) == "call"
+    assert renderer.said(ids, end_token=made.eos_token_id) == "<|user|>call"
+    assert renderer.said(ids[:-1], end_token=None) == "<|user|>call"
+
+
+def test_a_character_that_the_tokenizer_lacks_is_named(tmp_path: Path):
+    create(ScratchModel(vocabulary="0123", hidden_size=16, num_layers=1), 0, tmp_path)
+    made = AutoTokenizer.from_pretrained(tmp_path)
+    renderer = TurnRenderer(made, None, ())
+    assert renderer.after([{"role": "tool", "content": "30"}], end_token=1) == [5, 2]
+    with pytest.raises(ModelError, match="what the environment says, 'no' has the characters"):
+        renderer.after([{"role": "tool", "content": "no"}], end_token=1)
