@@ -6,17 +6,19 @@ and rewards, whoever asked for it.
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 from prefect import flow
 from prefect.states import Cancelled, Completed
 
-from flows.announcing import announce
+from flows.announcing import announce, show
 from flows.parameters import ConfigParameter
 from flows.stoppable import stoppable
 from forge_core.evaluation.asking import Question, asked
+from forge_core.evaluation.plot import evaluation_png
 from forge_core.evaluation.results import Evaluation, compare, read_evaluation, summarise
-from forge_core.evaluation.tables import comparison_line, markdown
+from forge_core.evaluation.tables import comparison_line, markdown, table
 from forge_core.stop import Stopped
 from tasks.evaluate_model import evaluate_model
 
@@ -58,4 +60,7 @@ def _told(question: Question, evaluations: list[Evaluation]) -> str:
     }
     event = REGRESSED if regressed else "forge.eval.done"
     announce(event, question.subject, payload, markdown(names, summaries, comparison))
+    picture = io.BytesIO()
+    evaluation_png(names, summaries, picture)
+    show(question.subject, table(names, summaries), picture.getvalue())
     return line

@@ -64,8 +64,10 @@ def iterate(run: RunRef, stages: Stages, window: Window, config: RunConfig, firs
         rewards = [stages.score.submit(run, b, rollout) for rollout in rollouts]
         refill = [stages.refill.submit(run, b, rewards)] if config.filters.dynamic_sampling else []
         reference = [stages.reference.submit(run, b, r) for r in refill or rollouts if config.grpo.beta > 0]
-        evaluation = [stages.evaluate.submit(run, b, wait_for=before)] if evaluation_due(config, b) else []
-        trained[b] = stages.train.submit(run, b, rollouts, rewards, refill, reference, evaluation, wait_for=before)
+        # Sampled while step b trains; the step waits for it just before its commit, so the engine is at version b.
+        sampled = [*before, *rollouts]
+        evaluation = [stages.evaluate.submit(run, b, wait_for=sampled)] if evaluation_due(config, b) else []
+        trained[b] = stages.train.submit(run, b, rollouts, rewards, refill, reference, wait_for=before)
         window.open(
             b, trained[b], rollout=rollouts, score=rewards, refill=refill, reference=reference, evaluate=evaluation
         )

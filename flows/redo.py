@@ -104,6 +104,6 @@ def train_again(session: Session) -> None:
         before = [trained.pop(b - 1)] if b - 1 in trained else []
         episodes = STAGES.reuse.submit(run, b)
         reference = [STAGES.reference.submit(run, b, episodes)] if session.config.grpo.beta > 0 else []
-        trained[b] = STAGES.train.submit(run, b, [], [], [episodes], reference, [], wait_for=before)
+        trained[b] = STAGES.train.submit(run, b, [], [], [episodes], reference, wait_for=before)
         window.open(b, trained[b], reuse=[episodes], reference=reference)
     window.drain()

@@ -60,9 +60,9 @@ def trainer(run_id: str, store: str, name: str | None = None) -> Any:
     """Publish version 0, then take every training step as soon as what it consumes is there."""
     with RoleSession("trainer", run_id, store, name) as role:
         role.open()
-        role.context.evaluate_candidate = evaluated_elsewhere
+        role.context.evaluate = evaluated_elsewhere
         initialise(role.run)
         for step in role.work(role.frontier.step):
-            role.start(step, train.submit(role.run, step.batch, [], [], [], [], []))
+            role.start(step, train.submit(role.run, step.batch, [], [], [], []))
             role.check_sole(step.batch)
     return role.outcome

@@ -14,12 +14,14 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextvars
 import heapq
 import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from forge_core.stop import StopToken
@@ -77,7 +79,8 @@ class EngineThread:
         if threading.current_thread() is self._thread:
             return fn(*args, **kwargs)
         stop = kwargs.get("stop")
-        call = self._enqueue(lambda: fn(*args, **kwargs), priority, stop if isinstance(stop, StopToken) else None)
+        run = partial(contextvars.copy_context().run, fn, *args, **kwargs)  # metrics belong to the caller's stage
+        call = self._enqueue(run, priority, stop if isinstance(stop, StopToken) else None)
         try:
             return call.future.result()
         finally:

@@ -17,7 +17,6 @@ def train(
     rewards: list[ShardRef],
     refill: list[list[ShardRef]],
     reference: list[list[ShardRef]],
-    evaluation: list[str],
 ) -> int:
     """Returns the committed version. The shards are found through the plan; the arguments are the DAG's edges."""
     return train_batch(context_of(run), batch)["version_out"]

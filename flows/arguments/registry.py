@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from flows.arguments.common import Commands
 
 MODEL_HELP = "run://RUN_ID/VERSION (run://RUN_ID: the newest), model://NAME, model://NAME/candidate, a folder or hub id"
@@ -18,6 +20,7 @@ def add_to(commands: Commands) -> None:
         "--config", metavar="FILE", help="whose prompts and rewards (default: those of the model's run)"
     )
     evaluate.add_argument("--against", metavar="MODEL", help="another model, to compare with prompt by prompt")
+    evaluate.add_argument("--plot", type=Path, metavar="FILE.png", help="write a picture of rewards and pass@k")
     retrain = add("retrain", "train the production model on new data, and promote it if it passes the gate", store=True)
     retrain.add_argument("config", metavar="CONFIG", help="YAML file of the retraining")
     retrain.add_argument(

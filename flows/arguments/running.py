@@ -23,6 +23,7 @@ def add_to(commands: Commands) -> None:
     script = add("slurm", "print a script for sbatch that trains on several nodes", config=True, overridable=True)
     script.add_argument("--nodes", type=positive, required=True, metavar="N", help="nodes of the trainer")
     script.add_argument("--gpus-per-node", type=int, default=0, metavar="N", help="GPUs of each node (default 0: CPU)")
+    script.add_argument("--sft", action="store_true", help="CONFIG is one of forge sft")
     script.add_argument("--partition", metavar="NAME", help="partition of the cluster")
     script.add_argument(
         "--shared-filesystem", action="store_true", help="the store is a folder that every node sees under this path"

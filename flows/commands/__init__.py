@@ -38,6 +38,7 @@ COMMANDS = {  # name -> module of this package, and its function
     "models": "registry:models",
     "new": "scaffold:new",
     "promote": "registry:promote",
+    "query": "querying:query",
     "rescore": "redoing:rescore",
     "resume": "running:resume",
     "retrain-from": "redoing:retrain_from",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,10 +23,13 @@ def evaluate(args: argparse.Namespace) -> int:
     from flows.stoppable import stoppable
     from forge_core.evaluation.asking import asked
     from forge_core.evaluation.evaluating import evaluate_policy
+    from forge_core.evaluation.plot import evaluation_png
     from forge_core.evaluation.results import compare, read_evaluation, summarise
     from forge_core.evaluation.tables import HEAD, comparison_line, rows
     from forge_core.stop import Stopped
 
+    if args.plot is not None:
+        check_plot(args.plot)
     question = asked(args.model, args.config, args.overrides, args.store, args.against)
     print(f"store: {question.store.uri}", file=sys.stderr)
     log_to_stderr()
@@ -43,9 +47,18 @@ def evaluate(args: argparse.Namespace) -> int:
         for cells in rows(name, summary):
             table.add_row(*cells)
     show(table)
+    if args.plot is not None:
+        evaluation_png(names, summaries, args.plot)
+        print(f"plot: {args.plot.absolute()}", file=sys.stderr)
     if len(evaluations) == 2:
         print(comparison_line(names, summaries, compare(evaluations[0], evaluations[1])))
     return 0
+
+
+def check_plot(file: Path) -> None:
+    """Raise ConfigError unless a picture can be written to ``file``."""
+    if file.suffix != ".png" or not file.absolute().parent.is_dir():
+        raise ConfigError(f"--plot {file}: write a file that ends with .png, in a folder that is there")
 
 
 def retrain(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from flows.commands.common import loaded_config, opened_store
+from flows.commands.common import loaded_config, loaded_sft_config, opened_store
 from forge_core.config import ConfigError, store_uri
 
 JOIN_S = 900.0  # the first node has this long to begin the run
@@ -17,7 +17,7 @@ def slurm(args: argparse.Namespace) -> int:
     """Print a script for sbatch."""
     from forge_core.training.slurm import Cluster, check_cluster, slurm_script
 
-    config = loaded_config(args)
+    config = loaded_sft_config(args) if args.sft else loaded_config(args)
     cluster = Cluster(args.nodes, args.gpus_per_node, args.partition, args.shared_filesystem)
     store = store_uri(args.store, config)
     check_cluster(config, cluster, store)
@@ -36,5 +36,7 @@ def join(args: argparse.Namespace) -> int:
     try:
         serve(opened_store(args), args.run_id, logs, timeout_s=JOIN_S)
     except TimeoutError as error:
-        raise ConfigError(f"{error}: the first node, which runs `forge train`, did not begin the run") from error
+        raise ConfigError(
+            f"{error}: the first node, which runs `forge train` or `forge sft`, did not begin the run"
+        ) from error
     return 0

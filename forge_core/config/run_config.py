@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from forge_core.config.loss_sections import GRPOLossSection, LossSection
+from forge_core.config.metric_sections import MetricLoggingSection
 from forge_core.config.optimizer_section import Dtype, OptimizerSection
 from forge_core.config.reward_sections import RewardSection, all_rewards
 from forge_core.config.section import Fraction, Positive, Section
@@ -359,6 +360,9 @@ class RunConfig(Section):
     gc: GCSection = Field(GCSection(), description="Deleting what nothing reaches.")
     resume: ResumeSection = Field(ResumeSection(), description="Exactness of a resumed run.")
     roles: RolesSection = Field(RolesSection(), description="A run on several machines, one process per role.")
+    metric_logging: MetricLoggingSection = Field(
+        MetricLoggingSection(), description="Where metrics are shown besides the store."
+    )
 
     @property
     def episodes_per_optimizer_step(self) -> int:

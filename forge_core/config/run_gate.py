@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from forge_core.config.errors import ConfigError
 from forge_core.config.loss_sections import DistillLossSection
+from forge_core.config.metric_sections import metric_problems
 from forge_core.config.run_config import RunConfig, ScratchModel
 from forge_core.config.vllm_keys import vllm_problems
 from forge_core.training.degrees import Shape, degree_problems
@@ -39,6 +40,7 @@ def validate_for_training(config: RunConfig, gpus: int | None = None) -> list[st
         rank_problems,
         rank_store_problems,
         vllm_problems,
+        lambda config: metric_problems(config.metric_logging),
     )
     problems = [problem for check in checks for problem in check(config)]
     placement = None

@@ -13,6 +13,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from forge_core.config.metric_sections import MetricLoggingSection
 from forge_core.config.optimizer_section import OptimizerSection
 from forge_core.config.run_config import (
     CheckpointSection,
@@ -107,6 +108,9 @@ class SftConfig(Section):
     weights: WeightsSection = Field(WeightsSection(), description="Published weights.")
     gc: GCSection = Field(GCSection(), description="Deleting what nothing reaches.")
     resume: ResumeSection = Field(ResumeSection(), description="Exactness of a resumed run.")
+    metric_logging: MetricLoggingSection = Field(
+        MetricLoggingSection(), description="Where metrics are shown besides the store."
+    )
 
     @property
     def rows_per_optimizer_step(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from forge_core.config.errors import ConfigError
 from forge_core.config.files import located_path
 from forge_core.config.loader import folder_of, validated
+from forge_core.config.metric_sections import metric_problems
 from forge_core.config.overrides import Overrides
 from forge_core.config.run_gate import (
     model_problems,
@@ -53,7 +54,7 @@ def validate_for_sft(config: SftConfig, gpus: int | None = None) -> list[str]:
     from forge_core.devices import place_trainer, visible_gpus
 
     checks = (_missing, _rows, model_problems, rank_problems, rank_store_problems, _lora)
-    problems = [problem for check in checks for problem in check(config)]
+    problems = [problem for check in checks for problem in check(config)] + metric_problems(config.metric_logging)
     ids = visible_gpus() if gpus is None else tuple(str(index) for index in range(gpus))
     try:
         place_trainer(config, ids)

@@ -23,7 +23,7 @@ from typing import Any
 from forge_core.config.run_config import DatasetSection
 from forge_core.data.errors import DataError
 from forge_core.data.layouts import CONFIG_NAMES
-from forge_core.data.sources import ArrowRows, Row, Source, columns_of
+from forge_core.data.sources import ArrowRows, Row, Source, columns_of, refuse_split
 
 STREAMED_ROWS = 10_000
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
@@ -71,6 +71,7 @@ def streamed_files(files: list[str], section: DatasetSection, key: str) -> tuple
     """The same of local files of one type."""
     import datasets
 
+    refuse_split(section, key)
     kinds = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
     suffixes = {Path(file).suffix for file in files}
     if len(suffixes) != 1 or not suffixes <= kinds.keys():

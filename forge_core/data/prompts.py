@@ -32,6 +32,7 @@ from forge_core.data.sources import (
     read_file,
     read_files,
     reasoning_gym_rows,
+    refuse_split,
 )
 
 __all__ = ["Prompt", "PromptSet", "check_dataset", "load_prompts", "prompt_id", "render", "split_holdout"]
@@ -129,6 +130,7 @@ def check_dataset(section: DatasetSection, *, seed: int = 0, needs_answer: bool 
     """
     _check_template(section, key)
     if section.path.startswith("python://"):
+        refuse_split(section, key)
         load_function(section.path.removeprefix("python://"), section.options, seed, key)
         return
     place = section.path.removeprefix("hf://")
@@ -169,6 +171,8 @@ def split_holdout(prompts: PromptSet, share: float) -> tuple[list[int], list[int
 def open_rows(section: DatasetSection, seed: int, limit: int | None, key: str) -> Source:
     """The rows of ``section``, at most ``limit``, whatever they mean. Raises DataError."""
     path, options = section.path, section.options
+    if path.startswith(("reasoning_gym://", "python://")):
+        refuse_split(section, key)
     if path.startswith("reasoning_gym://"):
         return reasoning_gym_rows(path.removeprefix("reasoning_gym://"), options, limit, seed, key)
     if path.startswith("python://"):
@@ -182,6 +186,8 @@ def open_rows(section: DatasetSection, seed: int, limit: int | None, key: str) -
     from forge_core.data import hub
 
     local = Path(place)
+    if is_pattern(place) or local.is_file():
+        refuse_split(section, key)
     if is_pattern(place):
         return read_files(place, options, limit, key)
     if local.is_file():

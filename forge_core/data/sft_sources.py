@@ -17,7 +17,7 @@ from forge_core.data.errors import DataError
 from forge_core.data.hub import check_hub, streamed_files, streamed_rows
 from forge_core.data.prompts import open_rows, refuse_missing_file
 from forge_core.data.sft_settings import SftDataConfig, SftSource
-from forge_core.data.sources import Row, is_pattern, load_function, matching
+from forge_core.data.sources import Row, is_pattern, load_function, matching, refuse_split
 from forge_core.data.streamed import StreamedDocuments
 
 
@@ -102,6 +102,7 @@ def _check(source: SftSource, system: str | None, key: str) -> None:
     if source.streaming and "://" in path.removeprefix("hf://"):
         open_stream(source, key)  # refuses it
     if path.startswith("python://"):
+        refuse_split(source.section(), key)
         load_function(path.removeprefix("python://"), source.options, 0, key)
         return
     place = path.removeprefix("hf://")

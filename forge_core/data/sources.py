@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from forge_core.config.references import revealed
+from forge_core.config.run_config import DatasetSection
 from forge_core.data.errors import DataError
 from forge_core.data.importing import ObjectPathError, load_object
 from forge_core.data.tagged import encode
@@ -71,6 +72,16 @@ def read_file(path: Path, limit: int | None, key: str) -> Source:
 def is_pattern(place: str) -> bool:
     """Whether ``place`` is a pattern of file names (``incoming/*.jsonl``) and no file of that very name."""
     return any(sign in place for sign in "*?[") and not Path(place).exists()
+
+
+def refuse_split(section: DatasetSection, key: str) -> None:
+    """Files and rows that are made have no splits: one that is asked for would be the rows that are trained on."""
+    if section.split != "train":
+        raise DataError(
+            f"{key}.split: {section.path} has only the split train, not {section.split!r}: a split is part of a hub "
+            "set, or a file (train.jsonl, test.jsonl) of a folder that dataset.path names; dataset.size takes the "
+            "first rows"
+        )
 
 
 def matching(pattern: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from forge_core.data_model.schemas import (
     EPISODES,
+    METRICS,
     REFERENCE,
     REWARDS,
     SCHEMA_VERSION,
@@ -22,6 +23,7 @@ from forge_core.data_model.types import (
 
 __all__ = [
     "EPISODES",
+    "METRICS",
     "REFERENCE",
     "REWARDS",
     "SCHEMA_VERSION",

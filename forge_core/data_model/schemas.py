@@ -1,4 +1,4 @@
-"""Arrow schemas of the four episode tables (a public contract: DESIGN section 4).
+"""Arrow schemas of the four episode tables and of the metrics (a public contract: DESIGN section 4).
 
 Invariants: column names and types never change within a schema version; the version travels in the schema's
 metadata under ``forge.schema_version``; a table is written deterministically, so equal rows give equal bytes.
@@ -59,6 +59,21 @@ TRAINING = pa.schema(
         ("trained", pa.bool_()),
         ("dropped", pa.string()),  # reason, or null
         ("loss_tokens", pa.int32()),
+    ],
+    metadata=_METADATA,
+)
+
+METRICS = pa.schema(
+    [
+        ("step", pa.int64()),  # training step, from 0: its number in the ledger
+        ("version", pa.int64()),  # the policy version that it made: step + 1
+        ("key", pa.string()),
+        ("value", pa.float64()),  # null: unknown
+        ("reduction", pa.string()),  # mean | sum | max | min | std | last | sample
+        ("count", pa.int64()),  # recorded values that it was reduced from; null for what the step measured itself
+        ("source", pa.string()),  # null: all ranks and processes; else the one that recorded, such as trainer.1
+        ("sample", pa.string()),  # JSON: a row of a table (reduction sample)
+        ("time", pa.timestamp("ms", tz="UTC")),  # of the step's commit
     ],
     metadata=_METADATA,
 )

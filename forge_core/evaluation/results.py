@@ -15,7 +15,14 @@ from statistics import fmean
 from typing import Any
 
 from forge_core.data_model import Episode
-from forge_core.evaluation.statistics import CONFIDENCE, Estimate, bootstrap_mean, lower_bound, pass_at_k
+from forge_core.evaluation.statistics import (
+    CONFIDENCE,
+    Estimate,
+    bootstrap_mean,
+    lower_bound,
+    paired_p_value,
+    pass_at_k,
+)
 from forge_core.evaluation.suite import place_of
 from forge_core.runs.episodes import add_rewards, read_episodes
 from forge_core.store import Store, StoreError
@@ -52,13 +59,15 @@ class Summary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``gain``: reward of one less the other, over ``prompts``; ``bound``: what it exceeds with ``confidence``."""
+    """``gain``: reward of one less the other, over prompts; ``bound``: what it exceeds with its confidence;
+    ``p_value``: of the paired permutation test that there is no difference."""
 
     gain: Estimate
     bound: float
     better: int
     equal: int
     worse: int
+    p_value: float
 
 
 def read_evaluation(store: Store, prefix: str) -> Evaluation:
@@ -82,8 +91,8 @@ def summarise(evaluation: Evaluation, confidence: float = CONFIDENCE) -> Summary
 
 
 def compare(one: Evaluation, other: Evaluation, confidence: float = CONFIDENCE) -> Comparison:
-    """How much better ``one`` is than ``other`` (paired bootstrap over prompts). Raises StoreError when they have no
-    prompt in common."""
+    """How much better ``one`` is than ``other``, paired over prompts: bootstrap and permutation test. Raises StoreError
+    when they have no prompt in common."""
     ours, theirs = (_rewards(e.episodes) for e in (one, other))
     common = sorted(ours.keys() & theirs.keys())
     if not common:
@@ -93,7 +102,8 @@ def compare(one: Evaluation, other: Evaluation, confidence: float = CONFIDENCE) 
     gains = [fmean(ours[key]) - fmean(theirs[key]) for key in common]
     better, worse = sum(g > 0 for g in gains), sum(g < 0 for g in gains)
     bound = lower_bound(gains, confidence)
-    return Comparison(bootstrap_mean(gains, confidence), bound, better, len(gains) - better - worse, worse)
+    equal = len(gains) - better - worse
+    return Comparison(bootstrap_mean(gains, confidence), bound, better, equal, worse, paired_p_value(gains))
 
 
 def _summary(

@@ -7,8 +7,10 @@ Invariants:
 
 Sources: percentile bootstrap: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. Paired
 bootstrap of two systems on the same items: Koehn, Statistical Significance Tests for Machine Translation Evaluation
-(EMNLP 2004). pass@k: Chen et al., Evaluating Large Language Models Trained on Code (2021), section 2.1. KL estimate:
-Schulman, Approximating KL Divergence (2020), estimator k3.
+(EMNLP 2004). Paired permutation test: Fisher, The Design of Experiments (1935), section 21; p-values of drawn
+permutations: Phipson and Smyth, Permutation P-values Should Never Be Zero (2010). pass@k: Chen et al., Evaluating Large
+Language Models Trained on Code (2021), section 2.1. KL estimate: Schulman, Approximating KL Divergence (2020),
+estimator k3.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy as np
 DRAWS = 10_000
 SEED = 20_040_725  # any number will do, as long as it stays
 CONFIDENCE = 0.95
+EXACT = 14  # differences up to which every permutation is looked at
 _BLOCK = 2**22  # indices drawn at a time, so that memory stays small
 
 
@@ -58,6 +61,23 @@ def bootstrap_means(values: Sequence[float], draws: int = DRAWS) -> np.ndarray:
     rows = max(1, _BLOCK // len(data))
     sizes = [min(rows, draws - start) for start in range(0, draws, rows)]
     return np.concatenate([data[random.integers(len(data), size=(n, len(data)))].mean(axis=1) for n in sizes])
+
+
+def paired_p_value(differences: Sequence[float], draws: int = DRAWS) -> float:
+    """Two-sided p-value of a paired permutation test: how often the mean of ``differences`` (one per prompt) would be
+    as far from 0 if each had either sign with equal probability. Exact up to ``EXACT`` differences that are not 0."""
+    values = np.asarray([d for d in differences if d != 0.0], dtype=np.float64)
+    if len(values) == 0:
+        return 1.0
+    seen = abs(values.sum()) * (1 - 1e-12)  # sums of equal terms in another order differ by rounding
+    if len(values) <= EXACT:
+        signs = 1 - 2 * (np.arange(2 ** len(values))[:, None] >> np.arange(len(values)) & 1)
+        return float(np.mean(np.abs(signs @ values) >= seen))
+    random, rows = np.random.default_rng(SEED), max(1, _BLOCK // len(values))
+    sizes = [min(rows, draws - start) for start in range(0, draws, rows)]
+    signs_of = lambda n: 1.0 - 2.0 * random.integers(2, size=(n, len(values)))
+    extreme = sum(int(np.sum(np.abs(signs_of(n) @ values) >= seen)) for n in sizes)
+    return (1 + extreme) / (1 + draws)
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

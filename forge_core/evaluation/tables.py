@@ -30,9 +30,17 @@ def comparison_line(names: Sequence[str], summaries: Sequence[Summary], comparis
         return first
     gain = comparison.gain
     return (
-        f"{first}; {gain.mean:+.4f} against {names[1]} ({gain.low:+.4f} to {gain.high:+.4f}, {gain.confidence:.0%}); "
+        f"{first}; {gain.mean:+.4f} against {names[1]} ({gain.low:+.4f} to {gain.high:+.4f}, {gain.confidence:.0%}; "
+        f"p = {comparison.p_value:.2g}, paired permutation test); "
         f"better on {comparison.better}, equal on {comparison.equal}, worse on {comparison.worse} prompts"
     )
+
+
+def table(names: Sequence[str], summaries: Sequence[Summary]) -> list[dict[str, str]]:
+    """One row a policy and task, its cells by name."""
+    head = ("policy", *HEAD[1:])
+    lines = [cells for name, summary in zip(names, summaries, strict=True) for cells in rows(name, summary)]
+    return [dict(zip(head, cells, strict=True)) for cells in lines]
 
 
 def markdown(names: Sequence[str], summaries: Sequence[Summary], comparison: Comparison | None) -> str:

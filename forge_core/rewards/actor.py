@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_core.config.references import revealed
+from forge_core.observability.metrics import replay
 from forge_core.rewards.grading import BatchReward, Grade, Graded, Grading, RewardItem, Spec, combine, grade_item
 from forge_core.rewards.pool import WorkerPool
 from forge_core.rewards.resolve import RewardError, build, build_batch, can_hang, is_batch
@@ -139,6 +140,7 @@ class RewardActor:
         metrics: dict[str, float] = {}
         if self._pool is not None:
             rows = self._pool.grade(items, stop)
+            replay(metric for row in rows for grading in row for metric in grading.recorded)
             columns |= {spec.name: [row[place] for row in rows] for place, spec in enumerate(self._pooled)}
         for name, reward in self._batched:
             columns[name], counts = reward.grade_many(items, stop)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from forge_core.observability.metrics import Metric
 from forge_core.redaction import redact
 
 if TYPE_CHECKING:
@@ -61,13 +62,15 @@ class Spec:
 
 @dataclass(frozen=True)
 class Grading:
-    """The grade that one reward gave to one item (None unless ``status`` is ``ok``), and the seconds it took."""
+    """The grade that one reward gave to one item (None unless ``status`` is ``ok``), and the seconds it took.
+    ``recorded``: the metrics of a grading process."""
 
     value: float | None
     status: str = "ok"
     error: str | None = None
     seconds: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
+    recorded: tuple[Metric, ...] = ()
 
 
 class BatchReward(Protocol):

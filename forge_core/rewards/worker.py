@@ -11,8 +11,10 @@ import contextlib
 import os
 import signal
 import sys
+from dataclasses import replace
 from typing import Any
 
+from forge_core.observability.metrics import Outbox
 from forge_core.rewards import wire
 from forge_core.rewards.grading import Spec, grade_item
 from forge_core.rewards.resolve import RewardError, build
@@ -21,6 +23,7 @@ from forge_core.rewards.resolve import RewardError, build
 def main() -> None:
     """Serve the parent until it closes the pipe."""
     requests, replies = _take_pipes()
+    outbox = Outbox()
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has gone: nobody is left to tell
         specs: list[Spec]
         specs, parent = wire.receive(requests)
@@ -34,7 +37,8 @@ def main() -> None:
         while True:
             first, item = wire.receive(requests)
             for function in functions[first:]:
-                wire.send(replies, grade_item(function, item))
+                grading = grade_item(function, item)
+                wire.send(replies, replace(grading, recorded=tuple(outbox.taken())))
 
 
 def _take_pipes() -> tuple[int, int]:

@@ -14,12 +14,13 @@ from forge_core.store.manifest import MANIFEST
 
 
 def evaluated_elsewhere(ctx: RunContext, version: int) -> str:
-    """Announce this process's candidate of ``version`` and wait until a generator has evaluated it; the prefix of the
-    evaluation. Raises TimeoutError after ``roles.wait_s``."""
+    """Wait until a generator has evaluated ``version``, which is announced where it is this process's candidate; the
+    prefix of the evaluation. Raises TimeoutError after ``roles.wait_s``."""
     weights = ctx.weights_content(version)
     prefix = layout.evaluation(ctx.run_id, version, weights)
     if not ctx.store.published(prefix):
-        announce(ctx, version, {"weights": ctx.candidates[version], "weights_digest": weights})
+        if version in ctx.candidates:
+            announce(ctx, version, {"weights": ctx.candidates[version], "weights_digest": weights})
         ctx.store.wait_for(prefix + MANIFEST, timeout_s=ctx.config.roles.wait_s, stop=ctx.stop)
     return prefix
 

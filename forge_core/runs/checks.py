@@ -76,6 +76,9 @@ def _check(config_json: str) -> tuple[str, ...]:
     assert config.dataset is not None
     answer = any(needs_answer(path) for path in config.rewards.paths)
     check_dataset(config.dataset, seed=config.run.seed, needs_answer=answer)
+    if config.eval.split and config.eval.prompts:
+        evaluated = config.dataset.model_copy(update={"split": config.eval.split})
+        check_dataset(evaluated, seed=config.run.seed, needs_answer=answer, key="eval")
     if config.warm_start is not None:
         check_dataset(config.warm_start.dataset, seed=config.run.seed, needs_answer=True, key="warm_start.dataset")
     if not isinstance(config.model, ScratchModel):

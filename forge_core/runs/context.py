@@ -29,6 +29,10 @@ from forge_core.evaluation.suite import heldout_prompts, policy_digest
 from forge_core.generation.base import Generator
 from forge_core.models.scratch import check_encodable
 from forge_core.observability.best_effort import BestEffort
+from forge_core.observability.metric_log import MetricLog
+from forge_core.observability.metrics import record_metric
+from forge_core.observability.reductions import Reduce
+from forge_core.observability.tracing import trace
 from forge_core.rewards.actor import RewardActor
 from forge_core.runs.engines import build_generator, takes_turns
 from forge_core.runs.planning import Planner, shard_count
@@ -76,8 +80,8 @@ class RunContext:
     """``stop`` ends every engine call. ``observers`` are called with each entry that this process commits, ``note``
     with news for a person. ``background`` does what must neither delay nor fail a step, such as deleting what nothing
     reaches. ``weights`` keeps the run's weights on this host. ``role``: the one that this process works for;
-    None: for all of them. ``evaluate_candidate``: who evaluates the last version before its commit;
-    None: this process. ``samples``: whether runs of this kind sample episodes of prompts."""
+    None: for all of them. ``evaluate``: how a step gets the evaluation of a version; None: this process makes it, one
+    at a time (``evaluating``). ``samples``: whether runs of this kind sample episodes of prompts."""
 
     samples = True
 
@@ -93,13 +97,15 @@ class RunContext:
         self.attempt = uuid.uuid4().hex[:8]
         self.ledger = Ledger(store, record.run_id)
         self.candidates: dict[int, str] = {}
-        self.observers: list[Callable[[dict[str, Any]], None]] = [self._prefetch_weights]
+        self.metric_log = MetricLog(store, record.run_id, record.created_at, record.config, role)
+        self.observers: list[Callable[[dict[str, Any]], None]] = [self._prefetch_weights, self.metric_log.commit]
         self.note: Callable[[str], None] = log.info
         self.background = BestEffort(limit_s=120.0, name="background")
         w = self.config.weights
         self.weights = Prefetcher(store, self._weights_manifest, w.fetchers, enabled=w.prefetch, stop=self.stop)
         self.role = role
-        self.evaluate_candidate: Callable[[RunContext, int], Any] | None = None
+        self.evaluate: Callable[[RunContext, int], Any] | None = None
+        self.evaluating = threading.Lock()
         self._plans: dict[int, dict[str, Any]] = {}
         self._lock = threading.RLock()  # of plans
         self._generator: Generator | None = None
@@ -121,6 +127,11 @@ class RunContext:
     def heldout(self) -> list[Prompt]:
         """The prompts of an evaluation."""
         return heldout_prompts(self.config, self.prompts)
+
+    @cached_property
+    def heldout_ids(self) -> dict[int, list[int]]:
+        """Token ids of the prompts of an evaluation, by row: the same for every version."""
+        return {prompt.row: self.encode(prompt) for prompt in self.heldout}
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -271,7 +282,9 @@ class RunContext:
             if self._generator is None:
                 self._generator = build_generator(self, version)
             if self._generator.get_version() < version:
-                self._generator.update_weights(version)
+                with trace("generator_perf/update_weights"):
+                    self._generator.update_weights(version)
+                record_metric("generator/update_weights/count_weight_updates", 1, Reduce.SUM)
             return self._generator
 
     def forget_generator(self) -> None:
@@ -304,6 +317,7 @@ class RunContext:
     def close(self) -> None:
         """End the engines of this process, and what it still does in the background."""
         self.background.close(timeout=10.0)
+        self.metric_log.close()
         self.forget_generator()
         for name in ("trainer", "reference", "rewards"):
             if name in self.__dict__:

@@ -1,7 +1,7 @@
 """What a run will take, said in one line before it starts.
 
 The figures are rough on purpose: parameters from the model's configuration, floating-point operations per token from
-the usual 2N (forward) and 6N (forward and backward), and this machine's speed from a matrix product of 50 ms. Memory is
+the usual 2N (forward) and 6N (forward and backward), and this machine's speed from matrix products of 50 ms. Memory is
 that of ``memory_estimate.py``.
 """
 
@@ -95,16 +95,19 @@ def _stored(config: RunConfig, n: int, seconds: float) -> int:
 
 
 def flops_per_second(config: RunConfig) -> float:
-    """Speed of a 1024 x 1024 float32 matrix product where the trainer will run: the best of a few."""
+    """Speed of a matrix product of ``training.dtype`` where the trainer will run: the best of a few. The first, which
+    may load libraries for a second, does not count."""
     import torch
 
     on_gpu = config.services.trainer.with_gpus is not False and torch.cuda.is_available()
-    a = torch.ones(1024, 1024, device="cuda" if on_gpu else "cpu")
+    n, device, dtype = (4096, "cuda", config.training.dtype) if on_gpu else (1024, "cpu", "float32")
+    a = torch.ones(n, n, device=device, dtype=getattr(torch, dtype))
+    float((a @ a)[0, 0])
     best, ends = 0.0, time.perf_counter() + 0.05
-    while time.perf_counter() < ends:
+    while best == 0.0 or time.perf_counter() < ends:
         started = time.perf_counter()
         float((a @ a)[0, 0])  # waits for the result
-        best = max(best, 2 * 1024**3 / (time.perf_counter() - started))
+        best = max(best, 2 * n**3 / (time.perf_counter() - started))
     return best
 
 

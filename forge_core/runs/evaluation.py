@@ -2,15 +2,17 @@
 
 Invariants: pinned to one version; the same prompts, seeds and sampling for every version of a run, so that two
 versions are compared pair by pair; stored with the digest of the weights, so the same evaluation is never repeated.
+A step that trains the version waits for its evaluation only before it commits, so both are worked on at a time, and the
+engine does not move on meanwhile.
 """
 
 from __future__ import annotations
 
 import time
-from statistics import fmean
 
 from forge_core.config import RunConfig
 from forge_core.data_model import GenerationRequest
+from forge_core.evaluation.results import Evaluation, Summary, summarise
 from forge_core.evaluation.suite import answered_rows, identity, place_of, suite_requests
 from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import (
@@ -28,19 +30,32 @@ from forge_core.store import layout
 
 
 def evaluation_due(config: RunConfig, batch: int) -> bool:
-    """Whether version ``batch`` is evaluated before step ``batch`` trains it: the initial version, and every
-    ``eval.interval``. The train task itself has the last version evaluated, just before it commits."""
+    """Whether version ``batch`` is evaluated before step ``batch``, which trains it, commits: the initial version, and
+    every ``eval.interval``. The last version is evaluated as a candidate, before the last step commits."""
     due = batch == 0 or (config.eval.interval > 0 and batch % config.eval.interval == 0)
     return due and config.eval.prompts > 0
 
 
+def evaluated_by(config: RunConfig, batch: int) -> list[int]:
+    """The versions whose evaluation step ``batch`` waits for, and records, before it commits."""
+    last = [batch + 1] if batch + 1 == config.steps and config.eval.prompts > 0 else []
+    return [batch] * evaluation_due(config, batch) + last
+
+
 def evaluation_requests(ctx: RunContext, version: int) -> list[GenerationRequest]:
     """What an evaluation asks for; ids are ``<run_id>/eval-<version>/<prompt>/<sample>``."""
-    return suite_requests(ctx.config, ctx.heldout, ctx.encode, f"{ctx.run_id}/eval-{version:08d}", version)
+    encode = lambda prompt: ctx.heldout_ids[prompt.row]
+    return suite_requests(ctx.config, ctx.heldout, encode, f"{ctx.run_id}/eval-{version:08d}", version)
 
 
 def evaluate(ctx: RunContext, version: int) -> str:
-    """Sample and grade the held-out prompts with ``version``; returns the prefix of the stored evaluation."""
+    """Sample and grade the held-out prompts with ``version``, unless that was done; returns the prefix of the stored
+    evaluation. A second caller waits for the first."""
+    with ctx.evaluating:
+        return _evaluate(ctx, version)
+
+
+def _evaluate(ctx: RunContext, version: int) -> str:
     weights = ctx.weights_content(version)
     prefix = layout.evaluation(ctx.run_id, version, weights)
     requests = evaluation_requests(ctx, version)
@@ -58,7 +73,7 @@ def evaluate(ctx: RunContext, version: int) -> str:
     graded = grade(ctx, episodes)
     files = {EPISODES_FILE: episodes_bytes(rows), REWARDS_FILE: rewards_bytes(episodes, graded)}
     tokens = sum(len(e.response_ids) for e in episodes)
-    provenance = {"seconds": seconds, "tokens": tokens, "policy_version": version}
+    provenance = {"seconds": seconds, "tokens": tokens, "policy_version": version, "asked": len(requests)}
     return ctx.store.publish(prefix, files, request=request, provenance=provenance).prefix
 
 
@@ -78,17 +93,30 @@ def _sample(ctx: RunContext, version: int, requests: list[GenerationRequest]) ->
 
 
 def evaluation_metrics(ctx: RunContext, version: int) -> dict[str, float]:
-    """Metrics of the stored evaluation of ``version``; empty when there is none."""
+    """Metrics of the stored evaluation of ``version``; those of rewards only where a sample was graded."""
     prefix = layout.evaluation(ctx.run_id, version, ctx.weights_content(version))
-    if not ctx.store.published(prefix):
-        return {}
     episodes = read_episodes(ctx.store, prefix)
     add_rewards(ctx.store, prefix, episodes)
-    rewards = [e.reward for e in episodes if e.reward is not None]
-    return {
+    asked = ctx.store.open_published(prefix).manifest.provenance.get("asked", len(episodes))
+    counts = {
         "eval/version": version,
-        "eval/reward/mean": fmean(rewards) if rewards else 0.0,
         "eval/prompts": len({e.group_id for e in episodes}),
-        "eval/missing": len(evaluation_requests(ctx, version)) - len(episodes),
-        "eval/failed_grades": len(episodes) - len(rewards),
+        "eval/missing": asked - len(episodes),
+        "eval/failed_grades": sum(e.reward is None for e in episodes),
+    }
+    graded = any(e.reward is not None for e in episodes)
+    return {**counts, **(reward_metrics(summarise(Evaluation(prefix, episodes, {}))) if graded else {})}
+
+
+def reward_metrics(summary: Summary) -> dict[str, float]:
+    """An evaluation's figures as metrics of a training step."""
+    reward = summary.reward
+    return {
+        "eval/reward/mean": reward.mean,
+        "eval/reward/low": reward.low,
+        "eval/reward/high": reward.high,
+        **{f"eval/pass@{k}": share for k, share in summary.passes.items()},
+        "eval/response/mean_tokens": summary.mean_tokens,
+        "eval/response/truncated_share": summary.truncated,
+        **{f"eval/task/{task}/reward/mean": inner.reward.mean for task, inner in summary.tasks.items()},
     }

@@ -92,8 +92,10 @@ class Frontier:
     def waiting_for(self) -> set[str]:
         """The roles that have something to do. Plans nothing."""
         head = self._ctx.ledger.head()
-        if head < 0 or self.step() is not None:
+        if head < 0:
             return {"trainer"}
+        if self.step() is not None:  # which may wait for an evaluation before it commits
+            return {"trainer"} | ({"generator"} if any(True for _ in self._evaluations(head)) else set())
         unplanned = any(not self._stored_plans(batch) or self._unsampled(batch) for batch in self._open_at(head))
         roles = {
             "generator": unplanned or any(True for _ in self._evaluations(head)),
@@ -128,8 +130,7 @@ class Frontier:
             return False
         stages += [layout.reference] if ctx.config.grpo.beta > 0 else []
         keys = (key(*shard) for key in stages for shard in self._shards(batch))
-        evaluated = not any(evaluation.version == batch for evaluation in self._evaluations(batch))
-        return evaluated and all(map(self._is_published, keys))
+        return all(map(self._is_published, keys))
 
     def full(self, batch: int) -> bool:
         """Whether ``batch`` has all of its rounds, sampled and scored."""

@@ -45,6 +45,7 @@ def initialise(ctx: RunContext) -> dict[str, Any]:
     committed = ctx.ledger.init()
     assert committed is not None
     import_model_code(ctx.weights_dir(0))
+    ctx.metric_log.open()
     return committed
 
 

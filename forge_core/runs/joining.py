@@ -2,7 +2,7 @@
 
 Invariants:
 - All it needs is the store and the rendezvous: what to train comes from the first node (see ``launch``).
-- It ends when the run has taken all of its steps; its ranks never outlive it.
+- It ends when the run has nothing left to do; its ranks never outlive it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from forge_core.config import ConfigError, RunConfig
-from forge_core.devices import Placement, alone, place, visible_gpus
+from forge_core.config import ConfigError
+from forge_core.config.any_config import AnyConfig
+from forge_core.devices import Placement, place_trainer, visible_gpus
 from forge_core.processes import ChildGroup
+from forge_core.runs.early_end import is_finished
 from forge_core.runs.record import load_run
-from forge_core.store import Ledger, Store, layout
+from forge_core.store import Store, layout
 from forge_core.training.launch import NODES, RankOptions, Rendezvous, rank_environment, ranks_per_node, torchrun
 
 PAUSE_S = 2.0  # between two starts of this node's ranks
@@ -28,9 +30,9 @@ def join(store: Store, run_id: str, logs: Path, *, timeout_s: float) -> None:
     if rendezvous.nodes == 1:
         raise ConfigError(f"{NODES} is 1 or not set: set it to the number of nodes (the script of `forge slurm` does)")
     store.wait_for(layout.run_json(run_id), timeout_s=timeout_s)
-    ledger, start = Ledger(store, run_id), 0
-    while ledger.head() < (config := load_run(store, run_id).config).steps:
-        group = start_ranks(config, rendezvous, logs / f"trainer-{start}.log")
+    start = 0
+    while not is_finished(store, record := load_run(store, run_id)):
+        group = start_ranks(record.config, rendezvous, logs / f"trainer-{start}.log")
         try:
             while group.alive():  # the last checkpoint follows the last commit: the ranks end with the first node's
                 time.sleep(POLL_S)
@@ -40,7 +42,7 @@ def join(store: Store, run_id: str, logs: Path, *, timeout_s: float) -> None:
         start += 1
 
 
-def start_ranks(config: RunConfig, rendezvous: Rendezvous, log: Path) -> ChildGroup:
+def start_ranks(config: AnyConfig, rendezvous: Rendezvous, log: Path) -> ChildGroup:
     """This node's share of the ranks, waiting for the others to meet them."""
     ranks, gpus = ranks_per_node(config, rendezvous.nodes), trainer_gpus(config, rendezvous.nodes)
     options = RankOptions.from_config(config, "cuda" if gpus else "cpu", config.training.threads or 1)
@@ -48,6 +50,6 @@ def start_ranks(config: RunConfig, rendezvous: Rendezvous, log: Path) -> ChildGr
     return ChildGroup("trainer ranks", torchrun(rendezvous, ranks, options), log=log, env=environment)
 
 
-def trainer_gpus(config: RunConfig, nodes: int) -> tuple[str, ...]:
+def trainer_gpus(config: AnyConfig, nodes: int) -> tuple[str, ...]:
     """GPUs of this node for its ranks: no other role works here. Raises ConfigError when there are too few."""
-    return place(alone(config, "trainer"), visible_gpus(), nodes=nodes).trainer
+    return place_trainer(config, visible_gpus(), nodes=nodes).trainer

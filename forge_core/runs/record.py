@@ -27,6 +27,7 @@ from forge_core.store import Ledger, Store, layout
 NOT_COMPARED = {  # where a run lies and who works on it, not what it is
     "store", "run.id", "roles.scorers", "roles.claim_timeout_s", "roles.wait_s", "roles.stuck_s", "roles.max_restarts",
 }  # fmt: skip
+SHOWN = "metric_logging"  # where a run is shown: a resume may choose again
 PLANNED = (  # beginnings of the keys (and code) that a batch is planned, sampled or graded with
     "dataset", "rewards", "reward ", "rollout", "filters", "grpo.temperature", "grpo.n_samples", "training.batch_size",
     "training.gradient_accumulation_steps", "training.sync_interval", "training.seq_len", "run.seed", "eval.holdout",
@@ -194,7 +195,7 @@ def resume_check(
     Imports none of the code that the configuration names.
     """
     check_stored_code(record, config, allow_change=True)
-    changed = [d for d in diff(record.config, config) if d[0] not in NOT_COMPARED]
+    changed = [d for d in diff(record.config, config) if d[0] not in NOT_COMPARED and not d[0].startswith(SHOWN)]
     refused = [d for d in changed if not _allowed(d[0], allow_keys)]
     code = code_digests(config, record.flow)
     code_changed = sorted(k for k in code.keys() | record.code.keys() if code.get(k) != record.code.get(k))
@@ -231,7 +232,8 @@ def resume_run(
     """The record to go on with; an allowed change is stored beside ``run.json``. Raises ConfigError as above."""
     changed, code = resume_check(store, record, config, allow_keys, allow_code)
     if not changed:
-        return replace(record, code_checked=True)
+        shown = record.config.model_copy(update={SHOWN: config.metric_logging})
+        return replace(record, config=cast(RunConfig, shown), code_checked=True)
     resumed = replace(record, config=cast(RunConfig, config), code=code, changes=record.changes + 1, code_checked=True)
     body = {**_body(resumed), "changed": changed, "changed_at": now()}
     if not store.put_new_json(layout.config_change(record.run_id, record.changes), body):

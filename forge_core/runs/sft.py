@@ -16,6 +16,7 @@ from forge_core.runs.record import now
 from forge_core.runs.sft_context import SftContext
 from forge_core.runs.sft_rows import Taken
 from forge_core.runs.sft_session import SftStep
+from forge_core.runs.step_metrics import work_metrics
 from forge_core.runs.trainer_session import Outcome
 from forge_core.runs.training import commit_step, committed_step, publish_weights
 from forge_core.runs.versions import VALIDATION
@@ -42,6 +43,7 @@ def _take_step(ctx: SftContext, batch: int) -> dict[str, Any]:
     publishing = time.monotonic()
     weights, weights_digest = publish_weights(ctx, batch, outcome)
     adapter = _publish_adapter(ctx, batch, outcome)
+    work = work_metrics(ctx, weights, [taken.tokens / taken.documents] * taken.documents)
     times = {"time/publish": time.monotonic() - publishing, "time/step": time.monotonic() - started}
     return commit_step(
         ctx,
@@ -59,7 +61,7 @@ def _take_step(ctx: SftContext, batch: int) -> dict[str, Any]:
             "previous": ctx.ledger.previous(batch),
             "state_digest": outcome.state_digest,
             "cursor": taken.cursor,
-            "metrics": {**outcome.metrics, **_data_metrics(taken, outcome), **validated, **times},
+            "metrics": {**outcome.metrics, **_data_metrics(taken, outcome), **work, **validated, **times},
             "attempt": ctx.attempt,
             "started_at": started_at,
             "finished_at": now(),

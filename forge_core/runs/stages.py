@@ -33,6 +33,7 @@ from forge_core.runs.episodes import (
 )
 from forge_core.runs.planning import shard_groups, shard_requests
 from forge_core.runs.record import refuse_generation
+from forge_core.runs.recording import recording
 from forge_core.runs.reference_session import reference_digest
 from forge_core.runs.responding import environment_identity, is_broken, refuse_outage, respond
 from forge_core.store import Manifest, digest, layout
@@ -75,7 +76,9 @@ def sample_planned(ctx: RunContext, plan: dict[str, Any], shard: int) -> ShardRe
     prefix = layout.episodes(ctx.run_id, batch, round, shard)
     request = _sample_request(ctx, plan, shard)
     if not ctx.store.published(prefix):
-        files, provenance = _sample(ctx, plan, shard)
+        with recording(ctx) as recorded:
+            files, provenance = _sample(ctx, plan, shard)
+            provenance = {**recorded(), **provenance}
         ctx.store.publish(prefix, files, request=request, provenance=provenance)
     manifest = ctx.store.open_published(prefix, request=request).manifest
     return ShardRef(batch, shard, prefix, manifest.content, round)
@@ -158,8 +161,14 @@ def score_shard(ctx: RunContext, episodes: ShardRef) -> ShardRef:
     if not ctx.store.published(prefix):
         rows = read_episodes(ctx.store, episodes.prefix)
         started = time.monotonic()
-        graded, metrics = ctx.rewards.grade_with_metrics([reward_item(e) for e in rows], stop=ctx.stop)
-        provenance = {"seconds": time.monotonic() - started, "episodes": len(rows), "grading": metrics}
+        with recording(ctx) as recorded:
+            graded, metrics = ctx.rewards.grade_with_metrics([reward_item(e) for e in rows], stop=ctx.stop)
+            provenance = {
+                "seconds": time.monotonic() - started,
+                "episodes": len(rows),
+                "grading": metrics,
+                **recorded(),
+            }
         _refuse_outage(ctx.config, prefix, graded)
         files = {REWARDS_FILE: rewards_bytes(rows, graded)}
         ctx.store.publish(prefix, files, request=request, provenance=provenance)
@@ -226,8 +235,9 @@ def reference_shard(ctx: RunContext, episodes: ShardRef, accepted: Collection[st
     if not ctx.store.published(prefix):
         rows = [e for e in read_episodes(ctx.store, episodes.prefix) if accepted is None or e.group_id in accepted]
         started = time.monotonic()
-        logprobs = ctx.reference.logprobs([(e.prompt_ids, e.response_ids) for e in rows])
-        provenance = {"seconds": time.monotonic() - started, "episodes": len(rows)}
+        with recording(ctx) as recorded:
+            logprobs = ctx.reference.logprobs([(e.prompt_ids, e.response_ids) for e in rows])
+            provenance = {"seconds": time.monotonic() - started, "episodes": len(rows), **recorded()}
         files = {REFERENCE_FILE: reference_bytes(rows, logprobs)}
         ctx.store.publish(prefix, files, request=request, provenance=provenance)
     manifest = ctx.store.open_published(prefix, request=request).manifest

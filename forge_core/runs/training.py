@@ -12,14 +12,17 @@ from typing import Any, TypeVar
 
 from forge_core.config.any_config import AnyConfig
 from forge_core.data_model import TRAINING, to_parquet
+from forge_core.observability.metrics import collecting
 from forge_core.runs.consumption import StepData, data_metrics, episode_counts, load_step, stage_seconds
 from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import TRAINING_FILE
-from forge_core.runs.evaluation import evaluate, evaluation_metrics
+from forge_core.runs.evaluation import evaluate, evaluated_by, evaluation_metrics
 from forge_core.runs.garbage import collect_garbage
 from forge_core.runs.grading_metrics import grading_metrics
 from forge_core.runs.record import now
+from forge_core.runs.recording import recorded_by_trainer
 from forge_core.runs.redo import off_policy
+from forge_core.runs.step_metrics import component_spread, fate_metrics, trained_lengths, work_metrics
 from forge_core.runs.trainer_session import Outcome
 from forge_core.store import digest, layout
 
@@ -43,7 +46,8 @@ def train_batch(ctx: RunContext, batch: int) -> dict[str, Any]:
 def committed_step(ctx: C, batch: int, take: Callable[[C, int], dict[str, Any]]) -> dict[str, Any]:
     """The ledger entry of training step ``batch``, which ``take`` takes if it is not there; with its checkpoint, where
     one is due and this process has committed the step."""
-    entry = ctx.ledger.entry(batch) or take(ctx, batch)
+    with collecting(keep=True):
+        entry = ctx.ledger.entry(batch) or take(ctx, batch)
     if entry["attempt"] == ctx.attempt and checkpoint_due(ctx.config, batch):
         ensure_checkpoint(ctx, entry)
     return entry
@@ -59,6 +63,8 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
     times = {"time/publish": time.monotonic() - stepped, **stage_seconds(ctx, data)}
     grading = grading_metrics(ctx, data.shards["rewards"])
     evaluated = _evaluated(ctx, batch, weights)
+    work = work_metrics(ctx, weights, trained_lengths(data), ctx.config.training.epochs_per_batch)
+    measured = {**data_metrics(data), **fate_metrics(data), **component_spread(data), **work}
     entry = {
         "batch": batch,
         "version_in": batch,
@@ -75,7 +81,7 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
         "previous": ctx.ledger.previous(batch),
         "state_digest": outcome.state_digest,
         "cursor": data.plans[0]["cursor"]["after"],
-        "metrics": {**IDLE, **data_metrics(data), **grading, **outcome.metrics, **evaluated, **times},
+        "metrics": {**IDLE, **measured, **grading, **outcome.metrics, **evaluated, **times},
         **off_policy(ctx, data),
         "attempt": ctx.attempt,
         "started_at": started_at,
@@ -87,7 +93,7 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
 
 def commit_step(ctx: RunContext, entry: dict[str, Any]) -> dict[str, Any]:
     """Commit ``entry`` and tell those who wait for it. Raises LostRace."""
-    batch = entry["batch"]
+    batch, entry = entry["batch"], entry | recorded_by_trainer()
     if not ctx.ledger.commit(entry):
         winner = ctx.ledger.entry(batch)
         raise LostRace(
@@ -140,13 +146,15 @@ def publish_fates(ctx: RunContext, data: StepData) -> tuple[str, str]:
 
 def _evaluated(ctx: RunContext, batch: int, weights: str) -> dict[str, float]:
     """The evaluation that this entry records: of the last version, before it commits (and, under ``eval/before/``, of
-    the version that it trained, if any); else of ``batch``, if any."""
-    if ctx.config.eval.prompts == 0 or ctx.record.parent:  # a run with a parent generates nothing
+    the version that it trained, if that is due too); else of ``batch``. ``time/eval``: how long the step waited."""
+    versions = evaluated_by(ctx.config, batch)
+    if ctx.record.parent or not versions:  # a run with a parent generates nothing
         return {}
-    if batch + 1 == ctx.config.steps:
+    if batch + 1 in versions:
         ctx.candidates[batch + 1] = weights
-        started = time.monotonic()
-        (ctx.evaluate_candidate or evaluate)(ctx, batch + 1)
-        before = {name.replace("eval/", "eval/before/", 1): x for name, x in evaluation_metrics(ctx, batch).items()}
-        return {**before, **evaluation_metrics(ctx, batch + 1), "time/eval": time.monotonic() - started}
-    return evaluation_metrics(ctx, batch)
+    started = time.monotonic()
+    for version in versions:
+        (ctx.evaluate or evaluate)(ctx, version)
+    *before, last = [evaluation_metrics(ctx, version) for version in versions]
+    earlier = {name.replace("eval/", "eval/before/", 1): x for metrics in before for name, x in metrics.items()}
+    return {**earlier, **last, "time/eval": time.monotonic() - started}

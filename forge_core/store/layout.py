@@ -74,6 +74,16 @@ def checkpoint(run_id: str, batch: int, attempt: str) -> str:
     return f"{run(run_id)}checkpoints/{number(batch)}-{attempt}/"
 
 
+def metrics_folder(run_id: str) -> str:
+    """A file for each committed training step."""
+    return f"{run(run_id)}metrics/"
+
+
+def metrics(run_id: str, batch: int) -> str:
+    """The metrics of training step ``batch``."""
+    return f"{metrics_folder(run_id)}{number(batch)}.parquet"
+
+
 def rescored_folder(run_id: str) -> str:
     """What came of each batch of a run that ``forge rescore`` made."""
     return f"{run(run_id)}rescored/"

@@ -33,7 +33,7 @@ ENTRY_KEYS = frozenset(
 )
 EPISODE_KEYS = frozenset(("planned", "trained", "dropped"))
 SHARD_KEYS = frozenset(("episodes", "rewards", "reference"))
-_UNDECIDED = ("started_at", "finished_at", "attempt")
+_UNDECIDED = ("started_at", "finished_at", "attempt", "recorded")
 _ATTEMPT = re.compile(r"(/\d{8})-[^/]+/$")
 
 
@@ -41,8 +41,8 @@ def entry_digest(entry: Mapping[str, Any]) -> str:
     """Digest of what ``entry`` decided.
 
     Left out is what may differ between two equal runs: the times, ``attempt``, the attempt's part of the prefixes
-    ``weights``, ``training`` and ``adapter``, and metrics whose name begins with ``time/``. So equal runs have equal
-    chains.
+    ``weights``, ``training`` and ``adapter``, metrics whose name begins with ``time/``, and what code ``recorded``. So
+    equal runs have equal chains.
     """
     decided = {key: value for key, value in entry.items() if key not in _UNDECIDED}
     for key in ("weights", "training", "adapter"):

@@ -3,15 +3,17 @@
 Guarantees:
 - What ``export`` writes loads in ``transformers``: safetensors files of at most ``shard_bytes`` (an index when there
   are several), ``config.json`` with the written type, and every tokenizer file of the source folder.
-- Each file is written by one rank; a rank holds the tensors of two files at most.
+- Each file is written by one rank; a rank holds the tensors of two files at most, or of as many as ``BUFFER_BYTES``
+  has room for.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +42,8 @@ _COMPANIONS = (
 )
 
 
+WRITERS = 8  # files written at the same time
+BUFFER_BYTES = 2 << 30  # of the files that are being written, beyond two
 Named = dict[str, Callable[[], Tensor]]  # by name in the files, what gives the tensor
 
 
@@ -57,6 +61,7 @@ class Writers:
 ALONE = Writers()
 
 
+@contextmanager
 def export(
     parameters: Mapping[str, nn.Parameter],
     arch: Architecture,
@@ -66,9 +71,10 @@ def export(
     shard_bytes: int,
     writers: Writers = ALONE,
     final: Callable[[str, Tensor], Tensor] | None = None,
-) -> None:
+) -> Iterator[None]:
     """Write ``parameters``, by the model's names, to ``folder`` in type ``dtype``; configuration and tokenizer files
-    come from ``source``. ``final``: what is written in place of a parameter, given its name and itself.
+    come from ``source``. ``final``: what is written in place of a parameter, given its name and itself. All of it is
+    there once the ``with`` block ends; within it the parameters must stay as they are.
 
     Every rank calls it, with a folder of its own or a common one: each gathers every tensor and writes its share of the
     files (at least one a rank, where there are as many tensors).
@@ -82,9 +88,19 @@ def export(
     plans = gathered((plan_shards(sizes, shard_bytes, writers.ranks), sum(sizes.values())), writers.stages)
     files = _file_names([len(shards) for shards, _ in plans])
     stage = 0 if writers.stages is None else dist.get_rank(writers.stages)
-    _write_files(named, dict(zip(files[stage], plans[stage][0], strict=True)), folder, torch_dtype, writers)
-    if not writers.first:
-        return
+    if writers.first:
+        _write_index(plans, files, folder)
+        _copy_companions(source, folder, dtype)
+    with ThreadPoolExecutor(WRITERS) as pool:
+        mine = dict(zip(files[stage], plans[stage][0], strict=True))
+        written = _write_files(named, mine, folder, torch_dtype, writers, pool)
+        yield
+        for each in written:
+            each.result()
+
+
+def _write_index(plans: list[tuple[list[list[str]], int]], files: list[list[str]], folder: Path) -> None:
+    """Which file holds which tensor, where there are several."""
     weight_map = {
         name: file
         for (shards, _), names_of_files in zip(plans, files, strict=True)
@@ -94,29 +110,45 @@ def export(
     if len(set(weight_map.values())) > 1:
         total = sum(size for _, size in plans)
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-    _copy_companions(source, folder, dtype)
 
 
-def _write_files(named: Named, files: dict[str, list[str]], folder: Path, dtype: torch.dtype, writers: Writers) -> None:
-    """Gather every file's tensors in turn, and write this rank's files: one while the next is gathered."""
-    written: Future[None] | None = None
-    with ThreadPoolExecutor(1) as pool:
-        for number, (file, names) in enumerate(files.items()):
-            mine = number % writers.ranks == writers.rank
-            tensors = {name: _whole(named[name](), dtype, mine) for name in names}
-            if not mine:
-                continue
-            if written is not None:
-                written.result()  # no more than two files in memory
-            written = pool.submit(save_file, tensors, folder / file, {"format": "pt"})
-    if written is not None:
-        written.result()
+def _write_files(
+    named: Named,
+    files: dict[str, list[str]],
+    folder: Path,
+    dtype: torch.dtype,
+    writers: Writers,
+    pool: Executor,
+) -> list[Future[None]]:
+    """Gather every file's tensors in turn; ``pool`` writes this rank's files while the next are gathered, and after."""
+    written: list[tuple[int, Future[None]]] = []  # bytes of each file
+    for number, (file, names) in enumerate(files.items()):
+        mine = number % writers.ranks == writers.rank
+        tensors = {name: _whole(named[name](), dtype, mine) for name in names}
+        if not mine:
+            continue
+        if any(tensor.is_pinned() for tensor in tensors.values()):
+            torch.cuda.current_stream().synchronize()  # the copies have arrived
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        _wait_for_room(written, size)
+        written.append((size, pool.submit(save_file, tensors, folder / file, {"format": "pt"})))
+    return [future for _, future in written]
+
+
+def _wait_for_room(written: list[tuple[int, Future[None]]], size: int) -> None:
+    """Return when the files in memory are one, or few enough to leave ``size`` bytes of the buffer."""
+    unfinished = [(held, future) for held, future in written if not future.done()]
+    while len(unfinished) > 1 and size + sum(held for held, _ in unfinished) > BUFFER_BYTES:
+        unfinished.pop(0)[1].result()
 
 
 def _whole(parameter: Tensor, dtype: torch.dtype, wanted: bool) -> Tensor:
-    """The tensor on the CPU where it is ``wanted``; the others only help to gather it, in the type that is written."""
+    """The tensor in host memory where it is ``wanted``; the others only help to gather it, in the type that is written.
+    From a GPU it is on its way when this returns."""
     tensor = full_tensor(parameter.detach().to(dtype))
-    return tensor.to("cpu").contiguous() if wanted else tensor
+    if not wanted or not tensor.is_cuda:
+        return tensor.contiguous()
+    return torch.empty(tensor.shape, dtype=dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _file_names(counts: list[int]) -> list[list[str]]:

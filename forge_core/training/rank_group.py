@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from forge_core.algorithms.losses.base import Loss
 from forge_core.algorithms.ops import Totals
 from forge_core.data_model import ForwardBackwardResult, OptimStepResult
+from forge_core.observability.metrics import replay
 from forge_core.processes import ChildDied, ChildGroup
 from forge_core.processes.channel import Channel
 from forge_core.stop import Stopped, StopToken
@@ -199,6 +200,8 @@ class RankGroup:
         answer = self._receive(stop=stop, number=number if method in STOPPABLE else None)
         assert isinstance(answer, Answer)
         assert answer.number == number
+        for rank, metrics in enumerate(answer.recorded):
+            replay(metrics, rank)
         if answer.stopped:
             raise Stopped((stop and stop.reason) or "unknown")
         return answer.results

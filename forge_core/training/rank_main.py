@@ -31,6 +31,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from forge_core.algorithms.losses.base import Loss as AdaptiveLoss
 from forge_core.engine_thread import set_torch_state
+from forge_core.observability.metrics import Outbox
 from forge_core.processes.channel import Channel
 from forge_core.stop import Stopped, StopToken
 from forge_core.store import open_store
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 def serve(peers: Peers, owner: Owner | None, threads: int) -> None:
     """Run commands until this process is ended."""
     trainer: RankTrainer | None = None
+    outbox = Outbox()
     while True:
         given = owner.next_command() if owner is not None else None
         command = peers.broadcast(given and given[0])
@@ -82,9 +84,11 @@ def serve(peers: Peers, owner: Owner | None, threads: int) -> None:
         if command.spec is not None:
             trainer = RankTrainer(command.spec, peers, threads)
         result, stopped = run(trainer, command, token)
-        results = peers.gather(result if owner is not None or command.method in SHARED_OUT else None)
+        told = result if owner is not None or command.method in SHARED_OUT else None
+        answers = peers.gather((told, outbox.taken()))
         if owner is not None:
-            owner.send(Answer(command.number, results, stopped))
+            results, recorded = zip(*answers, strict=True)
+            owner.send(Answer(command.number, list(results), stopped, recorded))
 
 
 def run(trainer: RankTrainer | None, command: Command, token: StopToken) -> tuple[Any, bool]:

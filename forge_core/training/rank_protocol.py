@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from forge_core.observability.metrics import Metric
+
 if TYPE_CHECKING:
     from forge_core.training.stored import TrainerSpec
 
@@ -49,11 +51,13 @@ class Ready:
 
 @dataclass(frozen=True)
 class Answer:
-    """What each rank returned (None where it is the leading rank's to say), or that all stopped."""
+    """What each rank returned (None where it is the leading rank's to say), or that all stopped; ``recorded``: the
+    metrics of each rank since its last answer."""
 
     number: int
     results: list[Any]
     stopped: bool = False
+    recorded: tuple[list[Metric], ...] = ()
 
 
 @dataclass(frozen=True)

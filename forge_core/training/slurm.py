@@ -1,8 +1,8 @@
 """The SLURM script of a run whose trainer spans several nodes.
 
-The first node runs ``forge train``: the run itself, and its share of the trainer's ranks. The others run ``forge
-join``, which starts their share as often as it is wanted, and ends with the run. They share the store and the
-rendezvous.
+The first node runs ``forge train`` or ``forge sft``: the run itself, and its share of the trainer's ranks. The others
+run ``forge join``, which starts their share as often as it is wanted, and ends with the run. They share the store and
+the rendezvous.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import shlex
 import sys
 from dataclasses import dataclass
 
+from forge_core.config.any_config import AnyConfig
 from forge_core.config.errors import ConfigError
-from forge_core.config.run_config import RunConfig
-from forge_core.devices import place
+from forge_core.config.sft_config import SftConfig
+from forge_core.devices import place, place_trainer
 from forge_core.training.launch import ADDRESS, ENDPOINT, NODES, PORT, RankOptions, Rendezvous, ranks_per_node, torchrun
 
 _SCRIPT = """\
 #!/bin/bash
 {directives}
 
-# Node 0 runs `forge train`, the others `forge join`. Each node starts its {ranks} of the trainer's {world} ranks with:
+# Node 0 runs `forge {command}`, the others `forge join`. Each starts its {ranks} of the trainer's {world} ranks with:
 #   {torchrun}
 set -euo pipefail
 export PATH={path}:$PATH
@@ -33,7 +34,7 @@ export {endpoint_name}="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -
 srun --kill-on-bad-exit=1 bash -c '
   export {address_name}="$SLURMD_NODENAME"
   if [ "$SLURM_NODEID" -eq 0 ]; then
-    exec forge train "$@" run.id="$RUN_ID" store="$FORGE_STORE"
+    exec forge {command} "$@" run.id="$RUN_ID" store="$FORGE_STORE"
   else
     exec forge join "$RUN_ID"
   fi
@@ -51,9 +52,13 @@ class Cluster:
     shared_filesystem: bool = False
 
 
-def check_cluster(config: RunConfig, cluster: Cluster, store: str) -> None:
+def check_cluster(config: AnyConfig, cluster: Cluster, store: str) -> None:
     """Raise ConfigError unless the run fits on these nodes and each of them reaches ``store``."""
-    place(config, tuple(map(str, range(cluster.gpus_per_node))), nodes=cluster.nodes)
+    gpus = tuple(map(str, range(cluster.gpus_per_node)))
+    if isinstance(config, SftConfig):
+        place_trainer(config, gpus, nodes=cluster.nodes)
+    else:
+        place(config, gpus, nodes=cluster.nodes)
     if store.startswith("memory://"):
         raise ConfigError(
             f"store: {store} exists in one process only: use s3://bucket/prefix, which every node reaches"
@@ -65,11 +70,13 @@ def check_cluster(config: RunConfig, cluster: Cluster, store: str) -> None:
         )
 
 
-def slurm_script(config: RunConfig, cluster: Cluster, store: str, arguments: list[str]) -> str:
-    """The script for ``sbatch``. ``arguments``: those of ``forge train`` (configuration file and overrides)."""
+def slurm_script(config: AnyConfig, cluster: Cluster, store: str, arguments: list[str]) -> str:
+    """The script for ``sbatch``. ``arguments``: those of ``forge train`` or ``forge sft`` (configuration file and
+    overrides)."""
+    kind, command = ("sft", "sft") if isinstance(config, SftConfig) else ("grpo", "train")
     ranks = ranks_per_node(config, cluster.nodes)
     device = "cuda" if cluster.gpus_per_node and config.services.trainer.with_gpus is not False else "cpu"
-    command = torchrun(
+    started = torchrun(
         Rendezvous("$RUN_ID", cluster.nodes, f"${ENDPOINT}", f"${ADDRESS}"),
         ranks,
         RankOptions.from_config(config, device, config.training.threads or 1),
@@ -78,9 +85,10 @@ def slurm_script(config: RunConfig, cluster: Cluster, store: str, arguments: lis
         directives="\n".join(_directives(cluster)),
         ranks=ranks,
         world=ranks * cluster.nodes,
-        torchrun=" ".join(["python", *command[1:]]),
+        command=command,
+        torchrun=" ".join(["python", *started[1:]]),
         path=shlex.quote(os.path.dirname(sys.executable)),
-        run_id=shlex.quote(config.run.id) if config.run.id else '"grpo-$SLURM_JOB_ID"',
+        run_id=shlex.quote(config.run.id) if config.run.id else f'"{kind}-$SLURM_JOB_ID"',
         store=shlex.quote(store),
         nodes_name=NODES,
         nodes=cluster.nodes,

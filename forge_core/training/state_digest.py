@@ -20,34 +20,61 @@ _ODD = (0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111
 def state_digest(parameters: Mapping[str, nn.Parameter], stages: dist.ProcessGroup | None) -> str:
     """sha256 over name and fingerprint of every parameter, in name order: the same on every rank and kind of device,
     and the same as of one rank with these parameters. ``stages``: the group with one rank of each pipeline stage."""
-    hashing, names, prints = dist.get_rank() == 0, [], []
+    hashing = dist.get_rank() == 0
+    names: list[str] = []
+    prints: list[Tensor] = []
+    group: list[Tensor] = []  # to be mixed together
     for name, tensor in _whole_tensors(parameters, stages):
-        if hashing:
-            names.append(name)
-            prints.append(fingerprint(tensor))
-    numbers = torch.stack(prints).tolist() if prints else []  # the only time that this waits for the device
+        if not hashing:
+            continue
+        names.append(name)
+        if sum(t.numel() for t in group) + tensor.numel() > _CHUNK[tensor.device.type]:
+            prints += fingerprints(group)
+            group = []
+        group.append(tensor.detach())
+    numbers = torch.stack([*prints, *fingerprints(group)]).tolist() if names else []  # waits for the device only here
     found = [hashlib.sha256(json.dumps([names, numbers]).encode()).hexdigest()]
     if dist.get_world_size() > 1:
         dist.broadcast_object_list(found, src=0)
     return found[0]
 
 
-def fingerprint(tensor: Tensor) -> Tensor:
-    """64 bits, as an int64 scalar, of a tensor's float32 bits and their places: exact integer arithmetic, so equal
-    tensors give equal numbers on any device, and a difference in any bit goes unnoticed once in 2^64.
-    The bytes never leave the device.
+def fingerprints(tensors: list[Tensor]) -> list[Tensor]:
+    """Of each tensor 64 bits, as an int64 scalar, of its float32 bits and their places: exact integer arithmetic, so
+    equal tensors give equal numbers on any device, and a difference in any bit goes unnoticed once in 2^64.
+    The bytes never leave the device. Small tensors are mixed together: a kernel each would cost a GPU's host more.
     """
-    bits = tensor.detach().float().contiguous().view(torch.int32).flatten()
+    if len(tensors) == 1:
+        return [_fingerprint(tensors[0])]
+    if not tensors:
+        return []
+    lengths = [tensor.numel() for tensor in tensors]
+    bits = torch.cat([_bits(tensor) for tensor in tensors])
+    places = torch.cat([torch.arange(length, device=bits.device) for length in lengths])
+    return [part.sum() for part in _mixed(bits, places).split(lengths)]
+
+
+def _fingerprint(tensor: Tensor) -> Tensor:
+    bits = _bits(tensor)
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
     chunk = _CHUNK[bits.device.type]
     for start in range(0, len(bits), chunk):
-        mixed = bits[start : start + chunk].long()
-        mixed += torch.arange(start, start + len(mixed), device=bits.device) * _ODD[0]
-        for odd in _ODD[1:]:
-            mixed ^= mixed >> 31
-            mixed *= odd  # int64 wraps around
-        total += (mixed ^ (mixed >> 29)).sum()
+        part = bits[start : start + chunk]
+        total += _mixed(part, torch.arange(start, start + len(part), device=bits.device)).sum()
     return total
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.float().contiguous().view(torch.int32).flatten()
+
+
+def _mixed(bits: Tensor, places: Tensor) -> Tensor:
+    mixed = bits.long()
+    mixed += places * _ODD[0]
+    for odd in _ODD[1:]:
+        mixed ^= mixed >> 31
+        mixed *= odd  # int64 wraps around
+    return mixed ^ (mixed >> 29)
 
 
 def _whole_tensors(own: Mapping[str, nn.Parameter], stages: dist.ProcessGroup | None) -> Iterator[tuple[str, Tensor]]:

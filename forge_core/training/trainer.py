@@ -275,8 +275,10 @@ class TitanTrainer:
         self._ready()
         s, parameters, writers = self.settings, self._masters.parameters, self._mesh.writers
         final = None if s.lora is None else partial(lora.merged, parameters=parameters, lora=s.lora)
-        export(parameters, self._arch, self.model_dir, Path(folder), s.weights_dtype, s.shard_bytes, writers, final)
-        with self._uncompiled(self._ready()[0]):
+        exporting = export(
+            parameters, self._arch, self.model_dir, Path(folder), s.weights_dtype, s.shard_bytes, writers, final
+        )
+        with exporting, self._uncompiled(self._ready()[0]):
             write_probe(Path(folder), self._arch.vocab_size, s, self.logprobs, writes=writers.first)
 
     def push_adapter(self, folder: Path) -> None:

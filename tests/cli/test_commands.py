@@ -20,7 +20,7 @@ from tests.store.entries import RUN, committed
 COMMANDS = (
     "train", "sft", "create", "role", "resume", "slurm", "join", "stop", "try", "export", "new", "runs", "ledger",
     "config", "data", "doctor", "convert", "eval", "retrain", "models", "promote", "rollback", "rescore",
-    "retrain-from", "server", "deploy", "gc", "rm", "du", "logs",
+    "retrain-from", "server", "deploy", "gc", "rm", "du", "logs", "query",
 )  # fmt: skip
 LEDGER_KEYS = {
     *("batch", "version_in", "version_out", "max_age", "episodes", "tokens", "plans", "shards", "training", "weights"),

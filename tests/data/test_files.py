@@ -10,8 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from forge_core.config import load_config
 from forge_core.config.run_config import DatasetSection
 from forge_core.data import DataError, check_dataset, load_prompts
+from forge_core.data.sft_settings import SftDataConfig
+from forge_core.data.sft_sources import check_sft_data
+from forge_core.runs.checks import check_run
+from tests.runs.harness import TINY
 
 ROWS = [
     {"prompt": "2 + 2 =", "answer": "4", "level": 1},
@@ -148,3 +153,18 @@ def test_a_column_that_json_cannot_hold_is_named(tmp_path: Path):
     path = write(tmp_path / "images.parquet", [{"prompt": "what is this?", "image": b"\x89PNG"}])
     with pytest.raises(DataError, match="column 'image' holds a bytes"):
         load(path)[0]
+
+
+@pytest.mark.parametrize("path", ["rows.jsonl", "*.jsonl", "python://forge_core.data.sort_digits:prompts"])
+def test_a_split_that_a_set_cannot_have_is_refused_not_taken_for_the_whole_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    with pytest.raises(DataError, match=r"dataset\.split: .* has only the split train, not 'test'"):
+        load_prompts(DatasetSection(path=path, split="test"), seed=0)
+    section = SftDataConfig(path=path, split="test")
+    with pytest.raises(DataError, match=r"dataset\.split: .* has only the split train, not 'test'"):
+        check_sft_data(section)
+    with pytest.raises(DataError, match=r"eval\.split: .* has only the split train, not 'test'"):
+        check_run(load_config({**TINY, "dataset": {"path": path}, "eval": {"split": "test"}}))

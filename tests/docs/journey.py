@@ -24,6 +24,7 @@ NODES = "needs several nodes: tests/runs/test_rank_nodes.py starts two on one ma
 SMOLLM2 = "tests/cli/test_smollm2.py runs it"
 OPERATING = "tests/deploying/test_operating.py does it"
 RETRAINING = "tests/retraining/test_document.py does it"
+EVALUATION = "tests/evaluation/test_document.py does it"
 SECURITY = "tests/security/test_document.py runs it"
 REDOING = "tests/redo/test_commands.py runs it as written"
 ROLES = "tests/roles/test_roles.py does it"
@@ -67,6 +68,7 @@ NOT_RUN = {
     "forge retrain-from first --from-version 4 'loss.correction={name: truncated}' run.id=late": REDOING,
     "FORGE_CODE_PATH=$HOME/rewards:$PWD forge resume first": SECURITY,
     "forge slurm config.yaml --nodes 2 --gpus-per-node 8 --partition gpu store=s3://bucket/forge > job.sh": NODES,
+    "forge slurm sft.yaml --sft --nodes 2 --gpus-per-node 8 store=s3://bucket/forge > sft.sh": NODES,
     "sbatch job.sh": NODES,
     "forge train config.yaml run.id=my-run store=s3://bucket/forge": NODES,
     "forge join my-run --store s3://bucket/forge": NODES,
@@ -117,10 +119,14 @@ NOT_RUN = {
     "forge promote digits RUN_ID --version 0": RETRAINING,
     "forge rollback digits": RETRAINING,
     "forge promote digits RUN_ID --best": RETRAINING,
-    "forge eval run://RUN_ID": RETRAINING,
+    "forge train configs/quickstart.yaml steps=12 eval.interval=4 eval.samples=2 run.id=sorter": EVALUATION,
+    "forge eval run://sorter": EVALUATION,
+    "forge eval run://sorter/4 eval.temperature=0": EVALUATION,
+    "forge eval run://sorter eval.samples=8 eval.prompts=64 --plot sorter.png": EVALUATION,
+    "forge eval run://sorter --against run://sorter/0 --plot both.png": EVALUATION,
+    "forge export sorter ./sorter-model": EVALUATION,
+    "forge eval ./sorter-model --config configs/quickstart.yaml": EVALUATION,
     "forge eval model://digits eval.samples=4 --against run://RUN_ID/0": RETRAINING,
-    "forge export RUN_ID ./model": RETRAINING,
-    "forge eval ./model --config config.yaml": RETRAINING,
     "python3 -m venv .venv": SETUP,
     ".venv/bin/python -m pip install --no-deps -c constraints/cpu.txt torch": SETUP,
     ".venv/bin/python -m pip install -c constraints/cpu.txt -e '.[dev]'": SETUP,

@@ -1,4 +1,4 @@
-"""docs/environments.md: its commands run as written (with fewer steps), its own environment works, its tables are true."""
+"""docs/environments.md: its commands run as written (with fewer steps), its environment works, its tables are true."""
 
 from __future__ import annotations
 

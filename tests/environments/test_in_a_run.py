@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from forge_core.environments.errors import BrokenEnvironment
 from forge_core.runs.consumption import load_committed, optimizer_batches
@@ -50,6 +52,17 @@ def test_episodes_have_the_tokens_of_all_turns_and_their_mask(run: RunContext):
         assert [p for p, own in zip(episode.response_logprobs, episode.response_mask, strict=True) if not own] == [0, 0]
         assert (episode.metadata["environment"]["turns"], episode.metadata["environment"]["moves"]) == (3, 3.0)
         assert len(episode.metadata["environment"]["transcript"]) == 5
+
+
+def test_what_is_stored_is_what_the_engine_saw(run: RunContext):
+    model = AutoModelForCausalLM.from_pretrained(run.weights_dir(0), dtype=torch.float32)
+    for episode in episodes(run, 0):
+        ids = [*episode.prompt_ids, *episode.response_ids]
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, len(episode.prompt_ids) - 1 : -1]
+        computed = torch.log_softmax(logits, -1).gather(1, torch.tensor(episode.response_ids)[:, None]).squeeze(1)
+        own = torch.tensor(episode.response_mask)
+        assert torch.allclose(computed[own], torch.tensor(episode.response_logprobs)[own], atol=1e-4)
 
 
 def test_what_the_environment_wrote_is_masked_out_of_the_loss(run: RunContext):

@@ -30,14 +30,22 @@ class World:
     weights: dict[int, float] = field(default_factory=lambda: {0: 1.0})
     ages: list[int] = field(default_factory=list)
     fates: Counter[tuple[int, int]] = field(default_factory=Counter)
+    sampled: Counter[tuple[int, int]] = field(default_factory=Counter)
+    evaluated: int = 0
     most_open: int = 0
     opened: set[int] = field(default_factory=set)
 
     def sample(self, run: RunRef, batch: int, shard: int) -> tuple[int, int, int, float]:
         version = max(self.weights)
+        self.sampled[batch, shard] += 1
         self.opened.add(batch)
         self.most_open = max(self.most_open, len(self.opened))
         return batch, shard, version, self.weights[version] * (batch + 1) + shard
+
+    def evaluate(self, run: RunRef, version: int) -> None:
+        assert max(self.weights) == version, "the version is evaluated while it is the newest"
+        assert all(self.sampled[version, shard] for shard in range(SHARDS)), "the batch goes first"
+        self.evaluated += 1
 
     def train(self, run: RunRef, batch: int, rollouts: list[Any], *_: Any) -> tuple[int, float]:
         assert max(self.weights) == batch, "training steps commit in order"
@@ -55,14 +63,21 @@ class World:
 
 
 def simulate(
-    staleness: int, steps: int, durations: list[float], fail: tuple[str, int] | None = None, first: int = 0
+    staleness: int,
+    steps: int,
+    durations: list[float],
+    fail: tuple[str, int] | None = None,
+    first: int = 0,
+    evaluation: float | None = None,
 ) -> tuple[World, Executor]:
-    """Run the real loop; ``fail`` names the stage and batch that raises."""
-    config = RunConfig(steps=steps, max_staleness=staleness, grpo={"beta": 0}, eval={"prompts": 0})
-    executor = Executor({"generator": 1, "scorer": 2, "trainer": 1})
+    """Run the real loop; ``fail`` names the stage and batch that raises, ``evaluation`` has the seconds that the
+    evaluation of each version takes on an engine of its own."""
+    evaluate = {"prompts": 0} if evaluation is None else {"prompts": 1, "interval": 1}
+    config = RunConfig(steps=steps, max_staleness=staleness, grpo={"beta": 0}, eval=evaluate)
+    executor = Executor({"generator": 1, "scorer": 2, "trainer": 1, "evaluator": 1})
     world = World(staleness)
     world.weights = {first: 1.0}
-    times = {"rollout": durations[0::3], "score": durations[1::3], "train": durations[2::3]}
+    times = {"rollout": durations[0::3], "score": durations[1::3], "train": durations[2::3], "evaluate": [evaluation]}
 
     def task(stage: str, engine: str, begin: Any) -> SimTask:
         seconds = lambda args: times[stage][args[1] % len(times[stage])]
@@ -94,6 +109,7 @@ def simulate(
         rollout=task("rollout", "generator", world.sample),
         score=task("score", "scorer", lambda run, batch, rollout: rollout),
         refill=task("score", "scorer", lambda run, batch, rewards: rewards),
+        evaluate=task("evaluate", "evaluator", world.evaluate),
         train=train,
     )
     iterate(REF, stages, Window(pause=executor.advance), config, first, SHARDS)
@@ -146,6 +162,15 @@ def test_staleness_one_hides_generation_behind_training() -> None:
     _, overlapped = simulate(1, steps, durations)
     assert synchronous.clock == pytest.approx(2 * steps, rel=0.01)
     assert overlapped.clock == pytest.approx(synchronous.clock / 2, rel=0.06)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_evaluations_that_take_no_longer_than_a_step_cost_no_time(staleness: int) -> None:
+    steps, durations = 20, [0.5, 0.0001, 1.0]
+    _, without = simulate(staleness, steps, durations)
+    world, evaluated = simulate(staleness, steps, durations, evaluation=0.99)
+    assert world.evaluated == steps
+    assert evaluated.clock == pytest.approx(without.clock)
 
 
 def test_a_resumed_loop_starts_at_the_first_uncommitted_step() -> None:

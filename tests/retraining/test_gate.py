@@ -19,8 +19,8 @@ def summary(mean: float, tokens: float) -> Summary:
 def measured(bound: float = 0.05, tokens: float = 12.0, **changes: float | None) -> Measured:
     gain = Estimate(0.1, bound - 0.02, 0.2, 50)
     good = Measured(
-        summary(0.6, tokens), summary(0.5, 10.0), Comparison(gain, bound, 30, 10, 10), kl=0.1, tokens_per_second=900.0,
-        gpu_seconds=3600.0,
+        summary(0.6, tokens), summary(0.5, 10.0), Comparison(gain, bound, 30, 10, 10, 0.01), kl=0.1,
+        tokens_per_second=900.0, gpu_seconds=3600.0,
     )  # fmt: skip
     return dataclasses.replace(good, **changes)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from forge_core.config import ConfigError, validate_for_training
-from forge_core.runs.evaluation import evaluate
 from forge_core.runs.record import resume_run
 from forge_core.runs.stages import reference_shard, sample_shard, score_shard
 from forge_core.runs.training import train_batch
@@ -42,7 +41,6 @@ def test_a_run_of_one_step_records_its_evaluation_before_and_after() -> None:
     from forge_core.runs.initialise import initialise
 
     initialise(ctx)
-    evaluate(ctx, 0)
     make_batch(ctx, 0)
     metrics = train_batch(ctx, 0)["metrics"]
     assert (metrics["eval/before/version"], metrics["eval/version"]) == (0, 1)

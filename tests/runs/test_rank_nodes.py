@@ -18,6 +18,7 @@ from forge_core.config import ConfigError
 from forge_core.models.weights import read_tensors
 from forge_core.training.launch import ADDRESS, ENDPOINT, NODES, RankOptions, Rendezvous, ranks_per_node, torchrun
 from tests.runs.harness import TINY, advance, new_run, tiny
+from tests.sft.harness import TINY as SFT
 
 EIGHT = "parallelism.data_parallel_shard_degree=8"
 ONE_STEP = ("steps=1", "comm.init_timeout_s=100", "eval.prompts=0", "training.token_budget=128", "training.eps=1e-6")
@@ -100,6 +101,22 @@ FORGE = '#!/bin/bash\nprintf "%s|" "$SLURM_NODEID" "$FORGE_NNODES" "$FORGE_RDZV_
 FORGE += '"$FORGE_STORE" "$@"; echo\n'
 
 
+def run_script(folder: Path, script: str) -> list[str]:
+    """What the two nodes of a cluster that is not there run, a line each."""
+    tools = {"srun": SRUN, "forge": FORGE, "scontrol": "#!/bin/bash\necho n1\necho n2\n"}  # what a cluster provides
+    for name, text in tools.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    script = script.replace("export PATH=", f"export PATH={folder}:")
+    environ = {**os.environ, "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-2]"}
+    ran = subprocess.run(["bash"], input=script, text=True, check=True, capture_output=True, env=environ)
+    return ran.stdout.splitlines()
+
+
+TORCHRUN = "--nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=$FORGE_RDZV_ENDPOINT"
+COMMON = "2|n1:29500|node-{}|s3://bucket/forge|"  # what both nodes are told
+
+
 def test_the_script_starts_the_run_on_the_first_node_and_joins_it_on_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,21 +128,31 @@ def test_the_script_starts_the_run_on_the_first_node_and_joins_it_on_the_others(
         "#!/bin/bash", "#SBATCH --job-name=forge", "#SBATCH --nodes=2", "#SBATCH --gpus-per-node=8",
         "#SBATCH --ntasks-per-node=1", "#SBATCH --partition=big", "#SBATCH --output=forge-%j.log",
     ]  # fmt: skip
-    assert "--nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=$FORGE_RDZV_ENDPOINT" in script
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-    tools = {"srun": SRUN, "forge": FORGE, "scontrol": "#!/bin/bash\necho n1\necho n2\n"}  # what a cluster provides
-    for name, text in tools.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    script = script.replace("export PATH=", f"export PATH={tmp_path}:")
-    environ = {**os.environ, "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-2]"}
-    ran = subprocess.run(["bash"], input=script, text=True, check=True, capture_output=True, env=environ)
-    common = "2|n1:29500|node-{}|s3://bucket/forge|"
-    assert ran.stdout.splitlines() == [
-        f"0|{common.format(0)}train|{file}|{EIGHT}|rewards.functions=[{{path: exact_match}}]|run.id=grpo-77|"
+    assert TORCHRUN in script
+    assert run_script(tmp_path, script) == [
+        f"0|{COMMON.format(0)}train|{file}|{EIGHT}|rewards.functions=[{{path: exact_match}}]|run.id=grpo-77|"
         "store=s3://bucket/forge|",
-        f"1|{common.format(1)}join|grpo-77|",
+        f"1|{COMMON.format(1)}join|grpo-77|",
     ]
+
+
+def test_the_script_of_a_supervised_run_fine_tunes_on_the_first_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "sft.yaml")
+    Path(file).write_text(yaml.safe_dump({**SFT, "dataset": {**SFT["dataset"], "path": "talks.jsonl"}, "run": {}}))
+    words = ["--sft", "--nodes", "2", "--gpus-per-node", "4", "--store", "s3://bucket/forge"]
+    status, script, said = slurm(capsys, file, *words, EIGHT)
+    assert status == 0, said
+    assert TORCHRUN in script
+    assert "--device=cuda" in script
+    assert run_script(tmp_path, script) == [
+        f"0|{COMMON.format(0)}sft|{file}|{EIGHT}|run.id=sft-77|store=s3://bucket/forge|",
+        f"1|{COMMON.format(1)}join|sft-77|",
+    ]
+    status, script, said = slurm(capsys, file, *words, "parallelism.data_parallel_shard_degree=16")
+    assert (status, script) == (2, "")
+    assert "not enough GPUs: 8 are wanted" in said
 
 
 @pytest.mark.parametrize(

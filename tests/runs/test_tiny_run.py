@@ -68,15 +68,7 @@ def test_the_ledger_is_an_unbroken_chain_that_accounts_for_every_episode(finishe
 
 
 def test_evaluations_are_recorded_before_the_first_batch_at_the_interval_and_after_the_last() -> None:
-    from forge_core.runs.evaluation import evaluate
-
-    ctx = new_run(memory())
-    initialise(ctx)
-    for batch in range(4):
-        if batch % 2 == 0:
-            evaluate(ctx, batch)
-        make_batch(ctx, batch)
-        train_batch(ctx, batch)
+    ctx = advance(new_run(memory()), 4)
     recorded = {e["batch"]: e["metrics"].get("eval/version") for e in ctx.ledger.entries()}
     assert recorded == {0: 0, 1: None, 2: 2, 3: 4}
 

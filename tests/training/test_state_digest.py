@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 
 from forge_core.training import state_digest
-from forge_core.training.state_digest import fingerprint
+from forge_core.training.state_digest import fingerprints
+
+
+def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
+    return fingerprints([tensor])[0]
 
 
 def numbers(count: int = 5000) -> torch.Tensor:
@@ -37,3 +41,8 @@ def test_places_count_and_shapes_and_chunks_do_not(monkeypatch) -> None:
 def test_the_value_is_fixed() -> None:
     """Stored in every ledger: it may never change."""
     assert int(fingerprint(torch.tensor([1.0, -2.5, 0.0]))) == -9014665122025295374
+
+
+def test_tensors_that_are_mixed_together_have_the_fingerprints_that_each_has_alone() -> None:
+    together = [numbers(12).view(3, 4), torch.zeros(0), numbers(5).bfloat16(), numbers(7)]
+    assert [int(x) for x in fingerprints(together)] == [int(fingerprint(x)) for x in together]

@@ -38,6 +38,7 @@ from forge_core.algorithms.ops import (
 from forge_core.data_model import TextTrainBatch
 
 COMPUTED, WEIGHT, WEIGHT_SQUARED = "tokens/computed", "mismatch/weight", "mismatch/weight_squared"
+CLIPPED, CLIPPED_HIGH, CLIPPED_LOW = "clip/fraction", "clip/high_fraction", "clip/low_fraction"
 ONE_VERSION, ONE_VERSION_GAP = "mismatch/one_version", "mismatch/one_version_mean_abs_logprob"
 
 
@@ -188,6 +189,9 @@ class PolicyLoss(Loss):
         gap_BT = trainer_BT - tokens.generator
         bounded_BT = gap_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         w_BT = bounded_BT.exp()
+        if (clipped_BT := per_token.get(CLIPPED)) is not None:  # by the side on which the clip of PPO lies
+            per_token[CLIPPED_HIGH] = clipped_BT & (tokens.advantages > 0)
+            per_token[CLIPPED_LOW] = clipped_BT & (tokens.advantages < 0)
         per_token = per_token | {
             "mismatch/mean_abs_logprob": gap_BT.abs(),
             ONE_VERSION_GAP: gap_BT.abs() * tokens.one_version,

@@ -73,6 +73,16 @@ def test_a_version_that_its_run_did_not_evaluate_is_evaluated_with_exactly_its_w
     assert again == first  # the same prompts and seeds, whatever the number of samples
 
 
+def test_greedy_answers_of_a_prompt_are_one_answer(run: RunContext):
+    prefix, _ = evaluated(run, "run://tiny/2", **{"eval.temperature": 0, "eval.samples": 3, "eval.prompts": 5})
+    answers: dict[str, set[tuple[int, ...]]] = {}
+    for episode in read_evaluation(run.store, prefix).episodes:
+        answers.setdefault(episode.prompt_id, set()).add(tuple(episode.response_ids))
+    assert [len(found) for found in answers.values()] == [1] * 5
+    summary = summarise(read_evaluation(run.store, prefix))
+    assert summary.passes[1] == summary.passes[3], "three times the same answer is no better than one"
+
+
 def test_a_folder_with_the_same_files_is_the_same_model(run: RunContext, tmp_path: Path):
     here = tmp_path / "exported"
     shutil.copytree(keep_published(run.store, run.ledger.weights_prefix(2)), here, copy_function=shutil.copyfile)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forge_core.data.prompts import Prompt
 from forge_core.data_model import Completion, Episode, GenerationRequest, SamplingParams, VersionSpan
+from forge_core.evaluation.plot import evaluation_png
 from forge_core.evaluation.results import Evaluation, compare, read_evaluation, summarise
 from forge_core.evaluation.suite import identity
-from forge_core.evaluation.tables import comparison_line, markdown
+from forge_core.evaluation.tables import comparison_line, markdown, table
 from forge_core.rewards.actor import Graded
 from forge_core.runs.episodes import (
     EPISODES_FILE,
@@ -87,6 +89,7 @@ def test_two_evaluations_are_compared_prompt_by_prompt():
         ["a", "b"], [summarise(ours), summarise(theirs)], found
     )
     assert compare(theirs, ours).gain.mean == pytest.approx(-0.25)
+    assert found.p_value == compare(theirs, ours).p_value == 0.75  # of +-1, +-0.5, +-0.5: six of eight sums reach 1
 
 
 def test_the_bound_of_a_comparison_is_exact_where_every_prompt_gains_alike():
@@ -140,3 +143,23 @@ def test_the_identity_of_an_evaluation_is_all_that_decides_it_and_nothing_else()
         identity("weights", ask("a"), [prompt], [{**grade[0], "source": "changed"}]),
     ]
     assert len({first, *others}) == 7
+
+
+def test_the_table_has_a_row_for_each_policy_and_task():
+    summary = summarise(Evaluation("evaluations/a/", [episode(0, 0, 1.0, "sort"), episode(1, 0, 0.0, "add")], {}))
+    lines = table(["a", "b"], [summary, summary])
+    assert [line["policy"] for line in lines] == ["a", "a, add", "a, sort", "b", "b, add", "b, sort"]
+    assert [line["reward"] for line in lines[:3]] == ["0.5000", "0.0000", "1.0000"]
+    assert lines[0]["pass@k"] == "1: 0.500"
+
+
+def test_the_picture_has_pass_at_k_beside_the_rewards_where_there_are_several_samples(tmp_path: Path):
+    one = summarise(evaluation({0: [1.0], 1: [0.0]}))
+    several = summarise(evaluation({0: [1.0, 0.0], 1: [0.0, 0.0]}))
+    widths = []
+    for name, summaries in {"one": [one], "two": [one, several]}.items():
+        evaluation_png(["a", "b"][: len(summaries)], summaries, tmp_path / name)
+        header = (tmp_path / name).read_bytes()[:24]
+        assert header.startswith(b"\x89PNG")
+        widths.append(int.from_bytes(header[16:20]))
+    assert widths == [660, 1100]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 from math import log, sqrt
 
 import numpy as np
 import pytest
 
-from forge_core.evaluation.statistics import bootstrap_mean, bootstrap_means, kl_estimate, lower_bound, pass_at_k
+from forge_core.evaluation.statistics import (
+    bootstrap_mean,
+    bootstrap_means,
+    kl_estimate,
+    lower_bound,
+    paired_p_value,
+    pass_at_k,
+)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +66,46 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
     random = np.random.default_rng(2)
     trials = [bootstrap_mean(random.binomial(1, 0.3, 100).tolist(), 0.9, draws=400) for _ in range(300)]
     assert np.mean([e.low <= 0.3 <= e.high for e in trials]) == pytest.approx(0.9, abs=0.05)
+
+
+def test_the_paired_test_is_that_of_darwins_plants():
+    # Fisher (1935), section 21: 15 pairs of plants, differences in eighths of an inch; of the 32,768 arrangements of
+    # signs 863 have a sum at least as large, so 1,726 are as extreme on either side.
+    eighths = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
+    assert paired_p_value(eighths) == pytest.approx(1726 / 2**15, abs=0.006)  # more than EXACT: drawn
+    assert paired_p_value([*eighths[:-1], 0.0]) == all_signs(eighths[:-1])
+
+
+def all_signs(values: list[float]) -> float:
+    sums = [sum(s * v for s, v in zip(signs, values, strict=True)) for signs in product((1, -1), repeat=len(values))]
+    return sum(abs(total) >= abs(sum(values)) - 1e-9 for total in sums) / len(sums)
+
+
+@pytest.mark.parametrize(
+    ("differences", "expected"),
+    [
+        ([0.1] * 6, 2 / 64),  # two-sided sign test: only all of one sign is as extreme
+        ([1.0, 1.0, 1.0, -1.0], 10 / 16),  # sums of 4, 2: two with 4, eight with 2
+        ([0.5], 1.0),
+        ([0.0, 0.0], 1.0),
+        ([], 1.0),
+    ],
+)
+def test_the_paired_test_of_few_prompts_is_exact(differences: list[float], expected: float):
+    assert paired_p_value(differences) == expected
+    assert paired_p_value([-d for d in differences]) == expected
+
+
+def test_equal_policies_are_called_different_as_rarely_as_the_level_says():
+    random = np.random.default_rng(4)
+    values = [paired_p_value(random.choice([-1.0, 0.0, 0.5, 1.0, -0.5], 60).tolist(), draws=400) for _ in range(300)]
+    assert np.mean([p <= 0.05 for p in values]) == pytest.approx(0.05, abs=0.03)
+    assert np.mean([p <= 0.5 for p in values]) == pytest.approx(0.5, abs=0.08)
+
+
+def test_a_gain_on_most_prompts_is_significant_and_never_certain():
+    p = paired_p_value([1.0] * 40 + [-1.0] * 10)
+    assert 0 < p < 0.001
 
 
 def test_equal_values_have_no_spread_and_equal_input_gives_equal_figures():
