@@ -34,9 +34,10 @@ QUESTIONS = {
         "GROUP BY batch ORDER BY batch"
     ),
     "filtered aggregate of episodes": (
-        "SELECT policy_version, count(*) AS truncated, avg(response_tokens) AS tokens FROM episodes "
-        "WHERE finish_reason = 'length' GROUP BY policy_version ORDER BY policy_version"
+        "SELECT policy_version, count(*) AS truncated FROM episodes WHERE finish_reason = 'length' "
+        "GROUP BY policy_version ORDER BY policy_version"
     ),
+    "lengths of token lists": "SELECT avg(response_tokens) AS tokens FROM episodes WHERE finish_reason = 'length'",
     "what was dropped, and why": "SELECT dropped, count(*) AS episodes FROM training GROUP BY dropped ORDER BY dropped",
     "join of rewards and fates": (
         "SELECT age, avg(reward) AS reward, count(*) AS episodes FROM rewards JOIN training USING (episode_id) "

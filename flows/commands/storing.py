@@ -73,17 +73,22 @@ def rm(args: argparse.Namespace) -> int:
     sizes = store.sizes(layout.run(args.run_id))
     if not sizes:
         raise ConfigError(f"run {args.run_id!r} does not exist in {store.uri}: `forge runs` lists those that do")
-    needed_by = references(store, args.run_id)
-    if needed_by and not args.force:
-        raise ConfigError(needed_by, f"run {args.run_id!r} is needed; --force removes it all the same")
+    _require_unneeded(store, args)
     about = f"{args.run_id}: {len(sizes)} objects, {readable(sum(sizes.values()))}{_unfinished(store, args.run_id)}"
     if not (args.yes or _agreed(f"remove {about}? [y/N] ")):
         print("nothing was removed")
         return 1
+    _require_unneeded(store, args)  # the question may have been open for long
     remove_run(store, args.run_id)
     shutil.rmtree(run_logs(args.run_id), ignore_errors=True)
     print(f"removed {about}")
     return 0
+
+
+def _require_unneeded(store: Store, args: argparse.Namespace) -> None:
+    needed_by = references(store, args.run_id)
+    if needed_by and not args.force:
+        raise ConfigError(needed_by, f"run {args.run_id!r} is needed; --force removes it all the same")
 
 
 def _unfinished(store: Store, run_id: str) -> str:

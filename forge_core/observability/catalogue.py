@@ -43,7 +43,7 @@ CATALOGUE: tuple[Key, ...] = (
     Key("rl_trainer/learning_rate", "learning rate of the (last) optimizer step", ledger="learning_rate", runs="both"),
     Key("grad_norm", "norm of the gradient before clipping, mean over optimizer steps", runs="both"),
     Key("grad_norm/max", "largest norm of the gradient", runs="sft", reduction="max"),
-    Key("entropy", "entropy of the policy at sampled tokens", "nats", reduction="mean"),
+    Key("entropy", "entropy of the model at the tokens that count", "nats", runs="both", reduction="mean"),
     Key("loss/kl_ref/mean", "KL estimate (k3) to the reference model; 0 without one", "nats", ledger="kl", reduction="mean"),
     Key("kl/beta", "weight of the KL penalty that was used", "", "`loss.adaptive_kl`"),
     Key("loss/ratio/mean", "importance ratio of policy and anchor", ledger="ratio/mean", when="a step that trained", reduction="mean"),

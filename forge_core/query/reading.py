@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from fsspec import AbstractFileSystem
@@ -39,6 +40,9 @@ class StoreFiles(AbstractFileSystem):
         if key not in self._sizes:
             raise FileNotFoundError(key)
         return {"name": key, "size": self._sizes[key], "type": "file"}
+
+    def modified(self, path: str) -> datetime:
+        return datetime(2000, 1, 1, tzinfo=UTC)  # objects never change
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         key = self._strip_protocol(path)

@@ -54,7 +54,7 @@ EXTRA = {
     "metrics": ("run_id",),
 }
 DERIVED = {  # computed where a question names them
-    "episodes": {"prompt_tokens": "len(prompt_ids)", "response_tokens": "len(response_ids)"},
+    "episodes": {"prompt_tokens": "len(prompt_ids)", "response_tokens": "len(response_mask)"},
     "metrics": {"batch": "step"},
 }
 MACROS = {

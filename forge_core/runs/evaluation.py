@@ -14,6 +14,7 @@ from forge_core.config import RunConfig
 from forge_core.data_model import GenerationRequest
 from forge_core.evaluation.results import Evaluation, Summary, summarise
 from forge_core.evaluation.suite import answered_rows, identity, place_of, suite_requests
+from forge_core.observability.metrics import collecting
 from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import (
     EPISODES_FILE,
@@ -55,6 +56,7 @@ def evaluate(ctx: RunContext, version: int) -> str:
         return _evaluate(ctx, version)
 
 
+@collecting()  # what grading records here belongs to no training step
 def _evaluate(ctx: RunContext, version: int) -> str:
     weights = ctx.weights_content(version)
     prefix = layout.evaluation(ctx.run_id, version, weights)

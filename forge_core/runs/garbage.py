@@ -33,9 +33,7 @@ def collect_garbage(store: Store, record: RunRecord, *, dry_run: bool = False) -
     of the past; with ``dry_run`` only say what that is."""
     config, run_id = record.config, record.run_id
     best = best_version(store, run_id)
-    pinned = registered_weights(store)
-    if best.version is not None:
-        pinned.add(Ledger(store, run_id).weights_prefix(best.version))
+    of_best = () if best.version is None else (Ledger(store, run_id).weights_prefix(best.version),)
     collected = collect(
         store,
         run_id,
@@ -43,7 +41,7 @@ def collect_garbage(store: Store, record: RunRecord, *, dry_run: bool = False) -
         keep_weights=config.weights.keep,
         keep_checkpoints=config.checkpoint.keep,
         grace_s=config.gc.grace,
-        pinned=pinned,
+        pinned=lambda: {*of_best, *registered_weights(store)},
         dry_run=dry_run,
     )
     advice = _delete(store, _past_advice(store, record), dry_run)

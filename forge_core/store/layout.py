@@ -140,6 +140,12 @@ def tombstone(run_id: str, name: str) -> str:
     return f"{run(run_id)}gc/{name}.json"
 
 
+def deleting(prefix: str) -> str:
+    """That a collector is about to delete the weights ``prefix``."""
+    run_folder, _, name = prefix.rstrip("/").rpartition("/weights/")
+    return f"{run_folder}/gc/weights-{name}.deleting.json"
+
+
 def best(run_id: str) -> str:
     """The best evaluated version of the first steps, so that nobody looks through the whole ledger for it."""
     return f"{run(run_id)}gc/best.json"

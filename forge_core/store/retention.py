@@ -3,8 +3,8 @@
 Reachable, and never deleted:
 - the ``keep_checkpoints`` (two at least) newest complete checkpoints of the chain;
 - weights of version 0 (reference model, and resume without a checkpoint), of versions that open batches may sample
-  (``>= last committed + 1 - staleness``), of the ``keep_weights`` newest, and whatever the caller pins (unfinished
-  evaluations, registry aliases);
+  (``>= last committed + 1 - staleness``), of the ``keep_weights`` newest, and whatever the caller pins (the best
+  version, registry aliases);
 - what an unfinished step has published but not committed yet;
 - training tables that the ledger names. Plans, episodes, rewards and reference log-probabilities are never deleted
   here: they are the product of the run.
@@ -16,13 +16,16 @@ object in the ledger has ``grace_s`` to read it. The age of a tombstone is measu
 the collectors' machines may be wrong by any time. A tombstone says whether the ledger had named the object, since one
 that was not committed yet may still be reached later; then its grace starts anew.
 
+Weights may be pinned at any moment. A collector first says which it is about to delete (``layout.deleting``), then asks
+once more what is pinned; whoever pins weights looks for that word afterwards. One of the two sees the other.
+
 Versions that a run evaluates are within reach by themselves: a version is evaluated before the step that trains it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from forge_core.store import layout
@@ -56,12 +59,12 @@ def collect(
     keep_weights: int,
     keep_checkpoints: int,
     grace_s: float,
-    pinned: Collection[str] = (),
+    pinned: Callable[[], Collection[str]] = tuple,
     dry_run: bool = False,
 ) -> Collected:
     """Delete what has been unreachable for ``grace_s`` seconds; with ``dry_run`` only say what that is.
 
-    ``pinned`` are weights prefixes to keep besides the roots. Raises ValueError when less than the roots would stay.
+    ``pinned`` gives weights prefixes to keep besides the roots. Raises ValueError when less than the roots would stay.
     """
     for setting, value, least in (
         ("checkpoint.keep", keep_checkpoints, 2),
@@ -73,18 +76,30 @@ def collect(
             raise ValueError(f"{setting} is {value}: a run that can be resumed needs {least} at least")
     reach = _Reach(store, run_id, staleness, keep_weights, keep_checkpoints)
     objects = _objects(store, run_id)
-    kept = reach.reachable(objects) | set(pinned)
+    kept = reach.reachable(objects) | set(pinned())
     graves = _Graves(store, run_id)
     unreachable = sorted(objects.keys() - kept)
     due = [prefix for prefix in unreachable if graves.age(prefix, reach.named(prefix)) >= grace_s]
     waiting = tuple(prefix for prefix in unreachable if prefix not in set(due))
-    collected = Collected(tuple(Garbage(prefix, objects[prefix]) for prefix in due), waiting)
     if not dry_run:
-        for garbage in collected.garbage:
-            delete_objects(store, garbage.keys)
+        due = _delete(store, {prefix: objects[prefix] for prefix in due}, pinned)
         # Last: a full store takes no tombstones, but what is due makes room.
         graves.update({prefix: reach.named(prefix) for prefix in waiting})
-    return collected
+    return Collected(tuple(Garbage(prefix, objects[prefix]) for prefix in due), waiting)
+
+
+def _delete(store: Store, due: Mapping[str, dict[str, int]], pinned: Callable[[], Collection[str]]) -> list[str]:
+    """Delete the objects ``due`` (keys by prefix), but for those that have been pinned since; the prefixes deleted."""
+    weights = [prefix for prefix in due if _place(prefix)[0] == "weights"]
+    for prefix in weights:
+        store.put_json(layout.deleting(prefix), {"prefix": prefix})
+    spared = set(pinned()) if weights else set()
+    deleted = [prefix for prefix in due if prefix not in spared]
+    for prefix in deleted:
+        delete_objects(store, due[prefix])
+    for prefix in weights:
+        store.delete(layout.deleting(prefix))
+    return deleted
 
 
 class _Reach:

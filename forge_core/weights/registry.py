@@ -5,6 +5,7 @@ Invariants:
   was done, why, and the digest of the entry before: the newest entry is all that a reader needs.
 - A change is one ``put_new``: of any number of concurrent writers exactly one writes entry ``n``. The others read the
   new state and decide again, so no decision ever rests on a state that has passed.
+- What an alias stands for is there: weights that a collector was deleting when they got the alias lose it again.
 - A record names weights by prefix and content digest, with the run, the version, the data and the parent they come
   from. It never changes: going back to an earlier model puts the same record in place again.
 """
@@ -93,15 +94,42 @@ class Registry:
 
     def change(self, decide: Decide) -> Entry | None:
         """Write what ``decide(state)`` wants as the next entry. Called again with the newer state when another writer
-        was first. None when it wants nothing (any more)."""
+        was first. None when it wants nothing (any more). Raises RegistryError, with the aliases as they were before,
+        when their new weights are being deleted."""
+        before, entry = self._write(decide)
+        if entry is not None:
+            self._require_kept(before, entry)
+        return entry
+
+    def _write(self, decide: Decide) -> tuple[Entry | None, Entry | None]:
+        """The state that was followed, and the entry that follows it."""
         while True:
             head = self.head()
             wanted = decide(head)
             if wanted is None:
-                return None
+                return head, None
             entry = self._entry(head, wanted)
             if self.store.put_new_json(layout.model(self.name, entry["n"]), entry):
-                return entry
+                return head, entry
+
+    def _require_kept(self, before: Entry | None, entry: Entry) -> None:
+        """A collector spares what aliases stand for. One that looked before ``entry`` was there has said before that
+        what it deletes (``layout.deleting``), or is done."""
+        old = before["aliases"] if before else dict.fromkeys(ALIASES)
+        new = [r for alias, r in entry["aliases"].items() if r is not None and not _same(r, old[alias])]
+        lost = [record for record in new if self._is_going(record["weights"])]
+        if not lost:
+            return
+        reason = f"the weights of {shown(lost[0])} were being deleted"
+        undo = Change("rollback", reason, lost[0], old[PRODUCTION], old[CANDIDATE])
+        self._write(lambda head: undo if head is not None and head["n"] == entry["n"] else None)
+        raise RegistryError(
+            f"{self.name} stays as it was: {reason}, since nothing had needed them for gc.grace; promote a version "
+            "that the run keeps (the newest, the best evaluated, or weights.keep of them)"
+        )
+
+    def _is_going(self, prefix: str) -> bool:
+        return self.store.exists(layout.deleting(prefix)) or not self.store.published(prefix)
 
     def register(self, record: Record, reason: str) -> Entry | None:
         """Make ``record`` the candidate; nothing to do when it is already."""

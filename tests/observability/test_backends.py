@@ -204,16 +204,16 @@ def test_a_backend_that_hangs_delays_nobody(store: Store, monkeypatch: pytest.Mo
         while True:
             os.write(writer, b"x" * 4096)
     os.set_blocking(writer, True)
-    with os.fdopen(writer, "w", buffering=1) as full:
+    with suppress(BrokenPipeError), os.fdopen(writer, "w", buffering=1) as full:
         monkeypatch.setattr("sys.stderr", full)
-        monkeypatch.setattr("forge_core.observability.metric_log.CLOSE_S", 0.5)
+        monkeypatch.setattr("forge_core.observability.metric_log.CLOSE_S", 3.0)
         log = metric_log(store, console={})
         began = time.monotonic()
         for batch in range(3):
             commit(store, batch, log)
         assert time.monotonic() - began < 1.0
         log.close()
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 15.0
         assert store.exists(layout.metrics(RUN, 2))
         monkeypatch.undo()
         os.close(reader)  # ends the thread

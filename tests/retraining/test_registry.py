@@ -38,9 +38,9 @@ def production(registry: Registry) -> str:
 def test_an_entry_is_the_whole_state_and_names_the_entry_before(store: Store):
     registry = Registry(store, "digits")
     assert registry.head() is None
-    registry.register(record("a"), "to be evaluated")
-    registry.promote(record("a"), "better")
-    registry.promote(record("b"), "better still")
+    registry.register(published(store, "a"), "to be evaluated")
+    registry.promote(published(store, "a"), "better")
+    registry.promote(published(store, "b"), "better still")
     first, second, third = registry.entries()
     assert [e["action"] for e in (first, second, third)] == ["register", "promote", "promote"]
     assert first["aliases"]["candidate"]["run_id"] == "a"
@@ -56,7 +56,7 @@ def test_an_entry_is_the_whole_state_and_names_the_entry_before(store: Store):
 def test_the_head_is_found_however_long_the_history_is(store: Store):
     registry = Registry(store, "m")
     for n in range(21):
-        registry.promote(record(f"run-{n}"), "next")
+        registry.promote(published(store, f"run-{n}"), "next")
         head = Registry(store, "m").head()
         assert head is not None
         assert head["n"] == n
@@ -64,10 +64,10 @@ def test_the_head_is_found_however_long_the_history_is(store: Store):
 
 def test_what_holds_already_is_not_written_again(store: Store):
     registry = Registry(store, "m")
-    assert registry.promote(record("a"), "once") is not None
-    assert registry.promote(record("a"), "twice") is None
-    assert registry.register(record("b"), "once") is not None
-    assert registry.register(record("b"), "twice") is None
+    assert registry.promote(published(store, "a"), "once") is not None
+    assert registry.promote(published(store, "a"), "twice") is None
+    assert registry.register(published(store, "b"), "once") is not None
+    assert registry.register(published(store, "b"), "twice") is None
     assert [e["reason"] for e in registry.entries()] == ["once", "once"]
 
 
@@ -75,7 +75,7 @@ def test_a_rollback_goes_one_production_model_back_each_time_then_says_that_ther
     registry = Registry(store, "m")
     for name in ("a", "b", "c"):
         registry.promote(published(store, name), "better")
-        registry.register(record(f"candidate after {name}"), "waits")
+        registry.register(published(store, f"candidate after {name}"), "waits")
     placed = registry.entries()[0]["aliases"]["production"]
     assert registry.rollback("c is bad")["reason"] == "c is bad"
     assert production(registry) == "b"
@@ -114,7 +114,7 @@ def test_a_model_without_production_cannot_be_rolled_back(store: Store):
 def test_a_changed_entry_is_found(store: Store):
     registry = Registry(store, "m")
     for name in ("a", "b", "c"):
-        registry.promote(record(name), "better")
+        registry.promote(published(store, name), "better")
     changed = {**registry.entries()[1], "reason": "somebody rewrote history"}
     store.delete(layout.model("m", 1))
     with pytest.raises(LedgerError, match=r"00000001\.json is missing"):
@@ -137,7 +137,7 @@ def test_who_loses_a_race_decides_again_on_the_state_that_won(store: Store):
     def decide(head: dict[str, Any] | None) -> Any:
         seen.append(head["n"] if head else None)
         if head is None:
-            Registry(store, "m").promote(record("rival"), "faster")  # between reading and writing
+            Registry(store, "m").promote(published(store, "rival"), "faster")  # between reading and writing
             return promotion(head, record("slow"), "on an empty registry")
         return None
 
@@ -146,10 +146,29 @@ def test_who_loses_a_race_decides_again_on_the_state_that_won(store: Store):
     assert production(registry) == "rival"
 
 
+def test_weights_that_are_deleted_while_they_are_promoted_leave_the_model_as_it_was(store: Store):
+    registry = Registry(store, "m")
+    registry.promote(published(store, "a"), "first")
+    registry.register(published(store, "waits"), "waits")
+    doomed = published(store, "doomed")
+    store.put_json(layout.deleting(doomed["weights"]), {})  # a collector that looked before
+    with pytest.raises(
+        RegistryError, match=r"m stays as it was: the weights of version 1 of doomed were being deleted"
+    ):
+        registry.promote(doomed, "better")
+    with pytest.raises(RegistryError, match="gone were being deleted"):
+        registry.promote(record("gone"), "better")
+    assert production(registry) == "a"
+    assert registry.alias("candidate")["run_id"] == "waits"
+    actions = [e["action"] for e in registry.entries()]
+    assert actions == ["promote", "register", "promote", "rollback", "promote", "rollback"]
+
+
 def promote_some(uri: str, writer: int) -> None:
-    registry = Registry(open_store(uri), "contested")
+    store = open_store(uri)
+    registry = Registry(store, "contested")
     for turn in range(ROUNDS):
-        assert registry.promote(record(f"run-{writer}-{turn}"), "race") is not None
+        assert registry.promote(published(store, f"run-{writer}-{turn}"), "race") is not None
 
 
 def assert_every_promotion_has_its_own_entry(uri: str, writers: int) -> None:

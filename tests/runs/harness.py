@@ -96,6 +96,6 @@ def decided(ctx: RunContext) -> list[dict[str, Any]]:
     for entry in ctx.ledger.entries():
         metrics = {k: v for k, v in entry["metrics"].items() if not k.startswith("time/")}
         named = {k: entry[k].rsplit("-", 1)[0] for k in ("weights", "training")}
-        left_out = ("started_at", "finished_at", "attempt")
+        left_out = ("started_at", "finished_at", "attempt", "recorded")
         entries.append({**{k: v for k, v in entry.items() if k not in left_out}, **named, "metrics": metrics})
     return entries

@@ -278,12 +278,31 @@ def test_pinned_weights_stay_and_their_grace_starts_anew() -> None:
     pinned = run.ledger.weights_prefix(3)
     run.collect()
     run.now = 20
-    deleted = collect(run.store, RUN, pinned=[pinned], **run.rules)
+    deleted = collect(run.store, RUN, pinned=lambda: [pinned], **run.rules)
     assert pinned not in deleted.prefixes + deleted.waiting
     run.now = 21
     assert pinned in run.collect().waiting
     run.now = 31
     assert pinned in run.collect().prefixes
+
+
+def test_weights_that_are_pinned_while_they_are_about_to_be_deleted_stay() -> None:
+    """Between the two looks a promotion may come; it must find the collector's word from the second look on."""
+    run = grown(6, staleness=0, keep_weights=1, grace_s=10.0)
+    promoted, looks = run.ledger.weights_prefix(3), []
+    run.collect()
+    run.now = 20
+
+    def pinned() -> list[str]:
+        looks.append(run.store.exists(layout.deleting(promoted)))
+        return [promoted] if len(looks) > 1 else []
+
+    deleted = collect(run.store, RUN, pinned=pinned, **run.rules)
+    assert looks == [False, True]
+    assert promoted not in deleted.prefixes
+    assert run.ledger.weights_prefix(2) in deleted.prefixes
+    assert run.store.published(promoted)
+    assert [key for key in run.store.list(f"runs/{RUN}/gc") if "deleting" in key] == []
 
 
 def test_a_deletion_removes_the_manifest_first(monkeypatch: pytest.MonkeyPatch) -> None:

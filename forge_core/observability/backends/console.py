@@ -13,10 +13,17 @@ from forge_core.observability.backends import Origin
 from forge_core.observability.metrics import Metric
 
 
+class _Open(Console):
+    """Its reader may go away: a pipe that closes must not end a run."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class ConsoleBackend:
     def __init__(self, section: ConsoleSection, origin: Origin, console: Console | None = None) -> None:
         self._keys, self._run_id = tuple(section.keys), origin.run_id
-        self._console = console or Console(stderr=True)
+        self._console = console or _Open(stderr=True)
 
     def last_step(self) -> None:
         return None
