@@ -175,7 +175,7 @@ class EnvironmentSection(Section):
     max_broken_share: Fraction = Field(
         0.5, description="A shard with a larger share of broken environments is an error: an outage is no data."
     )
-    tool_format: Literal["auto", "hermes", "llama", "mistral", "text"] = Field(
+    tool_format: Literal["auto", "hermes", "qwen_coder", "llama", "mistral", "text"] = Field(
         "auto", description="How the model writes tool calls; auto: as its chat template teaches it."
     )
     tool_pattern: str | None = Field(

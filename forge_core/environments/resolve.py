@@ -167,4 +167,4 @@ def _parser(section: EnvironmentSection, template: str | None, tools: Sequence[M
 
     if not tools:
         return lambda text: ()
-    return parser(section.tool_format, template, section.tool_pattern, [tool["function"]["name"] for tool in tools])
+    return parser(section.tool_format, template, section.tool_pattern, tools)

@@ -73,7 +73,6 @@ class Echo:
     """Answers each turn with its text in brackets; ``x`` ends the episode. The prompt's answer says how it fails."""
 
     tools: tuple[Any, ...] = ()
-    closed: list[str] = []
 
     def reset(self, task: Task) -> None:
         self._fate = task.answer or ""
@@ -100,12 +99,12 @@ class Echo:
         return Step([{"role": "user", "content": f"[{action.text}]"}], reward=0.25, counts={"echoes": 1})
 
     def close(self) -> None:
-        Echo.closed.append(self._fate)
+        pass
 
 
 def play(make: Callable[[], Environment] = Echo, *, concurrent: bool = False, **changes: Any) -> Play:
     settings = {"max_turns": 5, "max_turn_tokens": 20, "turn_timeout_s": 30.0, "workers": 4, **changes}
-    parse = parser("text", None, r"\{(?P<expression>[^}]*)\}", ["calculate"])
+    parse = parser("text", None, r"\{(?P<expression>[^}]*)\}", [{"function": {"name": "calculate"}}])
     return Play(make, Characters(), parse, concurrent=concurrent, **settings)  # type: ignore[arg-type]
 
 

@@ -164,7 +164,8 @@ def test_no_more_environments_are_open_than_max_open_says(concurrent: bool):
     fates = dict.fromkeys(map(str, range(7)))
     done = episodes(Policy(turns("ab", "x")), fates, play(Counted, max_open=3, concurrent=concurrent))
     assert {c.metadata["finish_reason"] for c in done.values()} == {"stop"}
-    assert Counted.most == 3
+    assert Counted.most <= 3
+    assert concurrent or Counted.most == 3, "they begin together, since the engine takes one call at a time"
 
 
 def test_what_is_played_at_a_time_depends_on_nothing_but_the_plan():
@@ -224,12 +225,17 @@ def test_with_a_concurrent_engine_a_slow_environment_delays_no_other_episode():
 
 
 def test_every_environment_is_closed():
-    Echo.closed.clear()
-    episodes(Policy(turns("ab", "x")), {"a": "one", "b": "broken", "c": "broken at once"})
+    closed: list[str] = []
+
+    class Closing(Echo):
+        def close(self) -> None:
+            closed.append(self._fate)
+
+    episodes(Policy(turns("ab", "x")), {"a": "one", "b": "broken", "c": "broken at once"}, play(Closing))
     deadline = time.monotonic() + 5
-    while len(Echo.closed) < 3 and time.monotonic() < deadline:
+    while len(closed) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert sorted(Echo.closed) == ["broken", "broken at once", "one"]
+    assert sorted(closed) == ["broken", "broken at once", "one"]
 
 
 def test_tools_are_called_and_their_answers_read():

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from forge_core.config import ConfigError
-from forge_core.environments.tool_calls import hermes_calls, llama_calls, mistral_calls, parser
+from forge_core.environments.tool_calls import hermes_calls, llama_calls, mistral_calls, parser, qwen_coder_calls
 from tests.data.tokenizers import CHATML, THINKING
+
+
+def tools(*names: str) -> list[dict[str, Any]]:
+    properties = {"x": {"type": "integer"}, "y": {"type": "string"}, "z": {"type": "array"}}
+    return [{"function": {"name": name, "parameters": {"properties": properties}}} for name in names]
 
 
 def test_hermes_calls_are_read_in_order():
@@ -50,6 +57,27 @@ def test_mistral_calls_are_a_list_after_the_mark():
     assert mistral_calls("no calls") == []
 
 
+def test_mistral_calls_of_later_versions_are_named_before_their_arguments():
+    calls = mistral_calls('hm[TOOL_CALLS]a[ARGS]{"x": 1}[TOOL_CALLS]b[ARGS]{"y": "z"}')
+    assert [(c.name, c.arguments) for c in calls] == [("a", {"x": 1}), ("b", {"y": "z"})]
+    (cut,) = mistral_calls('[TOOL_CALLS]a[ARGS]{"x": ')
+    assert (cut.name, "no JSON" in (cut.error or "")) == ("a", True)
+
+
+def test_qwen_coder_calls_have_values_as_they_are_written():
+    text = (
+        "<tool_call>\n<function=a>\n<parameter=x>\n3\n</parameter>\n<parameter=y>\n3\n  4\n</parameter>\n"
+        "<parameter=z>\n[1, 2]\n</parameter>\n</function>\n</tool_call>"
+    )
+    (call,) = qwen_coder_calls(tools("a"), text)
+    assert (call.name, call.arguments, call.error) == ("a", {"x": 3, "y": "3\n  4", "z": [1, 2]}, None)
+    (wrong,) = qwen_coder_calls(tools("a"), "<function=a><parameter=x>three</parameter></function>")
+    assert wrong.arguments == {"x": "three"}
+    (cut,) = qwen_coder_calls(tools("a"), "<function=a><parameter=x>1")
+    assert cut.error == "the call was cut off"
+    assert parser("auto", "<tool_call>\n<function=example>", None, tools("a"))(text) == [call]
+
+
 @pytest.mark.parametrize("text", ["", "no call", "{1}", "<tool>", "[TOOL]"])
 def test_text_without_marks_holds_no_call(text: str):
     assert [*hermes_calls(text), *llama_calls(text), *mistral_calls(text)][:1] in ([], [*llama_calls(text)][:1])
@@ -58,30 +86,30 @@ def test_text_without_marks_holds_no_call(text: str):
 
 
 def test_the_format_is_recognised_by_the_chat_template():
-    parse = parser("auto", THINKING, None, ["a"])
+    parse = parser("auto", THINKING, None, tools("a"))
     assert parse('<tool_call>{"name": "a", "arguments": {}}</tool_call>')[0].name == "a"
     with pytest.raises(ConfigError, match=r"environment.tool_format: the model's chat template shows no format"):
-        parser("auto", CHATML, None, ["a"])
+        parser("auto", CHATML, None, tools("a"))
 
 
 def test_a_pattern_of_ones_own_names_the_arguments():
-    parse = parser("text", None, r"\[(?P<expression>[^\]]*)\]", ["calculate"])
+    parse = parser("text", None, r"\[(?P<expression>[^\]]*)\]", tools("calculate"))
     assert [(c.name, c.arguments) for c in parse("so [1+2] and [3]")] == [
         ("calculate", {"expression": "1+2"}),
         ("calculate", {"expression": "3"}),
     ]
-    named = parser("text", None, r"(?P<name>\w+)\((?P<x>\d)\)", ["f", "g"])
+    named = parser("text", None, r"(?P<name>\w+)\((?P<x>\d)\)", tools("f", "g"))
     assert [(c.name, c.arguments) for c in named("g(1)")] == [("g", {"x": "1"})]
 
 
 @pytest.mark.parametrize(
-    ("pattern", "tools", "said"),
+    ("pattern", "names", "said"),
     [
         (None, ["a"], "tool_pattern: is missing"),
         ("(", ["a"], "is no regular expression"),
         ("x", ["a", "b"], r"needs a group \(\?P<name>…\), since there are 2 tools"),
     ],
 )
-def test_a_pattern_that_cannot_be_used_is_refused(pattern: str | None, tools: list[str], said: str):
+def test_a_pattern_that_cannot_be_used_is_refused(pattern: str | None, names: list[str], said: str):
     with pytest.raises(ConfigError, match=said):
-        parser("text", None, pattern, tools)
+        parser("text", None, pattern, tools(*names))
