@@ -103,7 +103,8 @@ def _command(folder: Path, port: int, volumes: int) -> list[str]:
     names = [f"{part}.port{kind}" for part in ("master", "volume", "filer") for kind in ("", ".grpc")]
     ports = [f"-{name}={free}" for name, free in zip([*names, "s3.port.grpc"], _free_ports(7), strict=True)]
     return [
-        *(_weed(), "server", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", *ports),
+        *(_weed(), f"-logdir={folder}", "server", "-s3", f"-dir={folder}", *ports),
+        *("-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
         *(f"-s3.port={port}", f"-s3.config={folder / 'users.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"),
         *("-s3.iam=false", "-master.telemetry=false", "-master.volumeSizeLimitMB=64", f"-volume.max={volumes}"),
         *("-volume.preStopSeconds=0", "-volume.minFreeSpace=100MiB"),

@@ -29,7 +29,7 @@ def heldout_prompts(config: RunConfig, prompts: PromptSet) -> list[Prompt]:
     section, wanted = config.dataset, config.eval.prompts
     assert section is not None
     if config.eval.split:
-        other = load_prompts(section.model_copy(update={"split": config.eval.split}), seed=config.run.seed)
+        other = load_prompts(section.model_copy(update={"split": config.eval.split}), seed=config.run.seed, key="eval")
         return [other[i] for i in range(min(wanted, len(other)))]
     return [prompts[row] for row in split_holdout(prompts, config.eval.holdout)[1][:wanted]]
 

@@ -42,7 +42,7 @@ def trained_and_evaluated(config: RunConfig, prompts: PromptSet) -> tuple[list[P
     section, split = config.dataset, config.eval.split
     assert section is not None
     if split and config.eval.prompts:
-        other = load_prompts(section.model_copy(update={"split": split}), seed=config.run.seed)
+        other = load_prompts(section.model_copy(update={"split": split}), seed=config.run.seed, key="eval")
         return list(prompts), list(other)
     train, held = split_holdout(prompts, config.eval.holdout if config.eval.prompts else 0.0)
     return [prompts[row] for row in train], [prompts[row] for row in held]

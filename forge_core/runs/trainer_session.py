@@ -119,7 +119,9 @@ class TrainerSession:
         self._warn_of_mismatch(data.batch, metrics)
         if self._drift is not None:
             metrics["resume/drift"], self._drift = self._drift, None
+        started = time.monotonic()
         outcome = Outcome(stepped, metrics, self._loaded().state_digest())
+        metrics["time/state_digest"] = time.monotonic() - started
         self._uncommitted = (data.batch, outcome)
         return outcome
 

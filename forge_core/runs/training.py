@@ -56,11 +56,12 @@ def committed_step(ctx: C, batch: int, take: Callable[[C, int], dict[str, Any]])
 def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
     started_at, started = now(), time.monotonic()
     data = load_step(ctx, batch)
+    loaded = time.monotonic()
     outcome = ctx.trainer.learn(data)
     stepped = time.monotonic()
     weights, weights_digest = publish_weights(ctx, batch, outcome)
     training, training_digest = publish_fates(ctx, data)
-    times = {"time/publish": time.monotonic() - stepped, **stage_seconds(ctx, data)}
+    times = {"time/load": loaded - started, "time/publish": time.monotonic() - stepped, **stage_seconds(ctx, data)}
     grading = grading_metrics(ctx, data.shards["rewards"])
     evaluated = _evaluated(ctx, batch, weights)
     work = work_metrics(ctx, weights, trained_lengths(data), ctx.config.training.epochs_per_batch)

