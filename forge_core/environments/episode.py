@@ -24,6 +24,7 @@ class EpisodeInProgress:
     None: it goes on; ``dropped``: why it is not used."""
 
     request: GenerationRequest
+    policy_version: int  # of the first sampled token, or the one that would have sampled it
     environment: Environment | None = None
     tokens: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
@@ -34,7 +35,6 @@ class EpisodeInProgress:
     reward: float = 0.0
     turns: int = 0
     end_token: int | None = None  # with which the policy ended its last turn; None: it was cut
-    policy_version: int = 0
     asked_at: float | None = None  # when the environment began to work on its answer (monotonic, seconds)
     finish_reason: str | None = None
     dropped: str | None = None

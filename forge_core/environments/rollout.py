@@ -78,7 +78,8 @@ class _Rollout:
         deadline_s: float | None,
     ) -> None:
         self._play, self._engine, self._tasks = play, engine, tasks
-        self._episodes = [EpisodeInProgress(request) for request in requests]
+        version = engine.get_version()
+        self._episodes = [EpisodeInProgress(request, version) for request in requests]
         self._order = {id(episode): number for number, episode in enumerate(self._episodes)}
         self._prompts: dict[str, str] = {}
         self._deadline = None if deadline_s is None else time.monotonic() + deadline_s

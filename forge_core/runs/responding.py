@@ -33,14 +33,17 @@ def respond(
     prompts: Mapping[str, Prompt],
     stop: StopToken | None,
 ) -> list[Completion]:
-    """One completion per request, in order. ``prompts``: by request id."""
+    """One completion per request, in order. ``prompts``: by request id. Raises BrokenEnvironment when so many episodes
+    are dropped because of their environments that it is no accident."""
     deadline_s = config.rollout.deadline_s
     if play is None:
         return engine.generate(requests, stop=stop, deadline_s=deadline_s)
     from forge_core.environments.rollout import run_episodes
 
     tasks = {r.request_id: _task(prompts[r.request_id], r) for r in requests}
-    return run_episodes(play, engine, requests, tasks, stop=stop, deadline_s=deadline_s)
+    completions = run_episodes(play, engine, requests, tasks, stop=stop, deadline_s=deadline_s)
+    _refuse_outage(config, completions)
+    return completions
 
 
 def is_broken(completion: Completion) -> bool:
@@ -50,23 +53,23 @@ def is_broken(completion: Completion) -> bool:
     return (completion.metadata.get("dropped") or "").startswith(BROKEN)
 
 
-def refuse_outage(config: RunConfig, prefix: str, completions: Sequence[Completion]) -> None:
-    """Raise BrokenEnvironment when so many episodes were dropped because of it that it is no accident."""
-    broken = [c.metadata["dropped"] for c in completions if is_broken(c)]
-    section = config.environment
-    if section is not None and broken and len(broken) / len(completions) > section.max_broken_share:
-        raise BrokenEnvironment(
-            f"{prefix}: the environment of {len(broken)} of {len(completions)} episodes broke, more than "
-            f"environment.max_broken_share={section.max_broken_share:g} allows; the first: {broken[0]}"
-        )
-
-
 def environment_identity(section: EnvironmentSection | None) -> dict[str, Any]:
     """The part of a request's digest; nothing without an environment."""
     if section is None:
         return {}
     settings = section.model_dump(mode="json", exclude=DECIDES_NOTHING)
     return {"environment": {**settings, "source": environment_source(section.path)}}
+
+
+def _refuse_outage(config: RunConfig, completions: Sequence[Completion]) -> None:
+    broken = [c.metadata["dropped"] for c in completions if is_broken(c)]
+    section = config.environment
+    assert section is not None
+    if broken and len(broken) / len(completions) > section.max_broken_share:
+        raise BrokenEnvironment(
+            f"the environments of {len(broken)} of {len(completions)} episodes broke, more than "
+            f"environment.max_broken_share={section.max_broken_share:g} allows; the first: {broken[0]}"
+        )
 
 
 def _task(prompt: Prompt, request: GenerationRequest) -> Task:

@@ -35,7 +35,7 @@ from forge_core.runs.planning import shard_groups, shard_requests
 from forge_core.runs.record import refuse_generation
 from forge_core.runs.recording import recording
 from forge_core.runs.reference_session import reference_digest
-from forge_core.runs.responding import environment_identity, is_broken, refuse_outage, respond
+from forge_core.runs.responding import environment_identity, is_broken, respond
 from forge_core.store import Manifest, digest, layout
 
 if TYPE_CHECKING:
@@ -110,7 +110,6 @@ def _sample(ctx: RunContext, plan: dict[str, Any], shard: int) -> tuple[dict[str
         asked = {r.request_id: prompts[int(r.request_id.split("/")[-2])] for r in requests}
         completions = respond(ctx.config, ctx.play, engine, requests, asked, ctx.stop)
     _check_versions(ctx.config, batch, completions)
-    refuse_outage(ctx.config, layout.episodes(ctx.run_id, batch, plan["round"], shard), completions)
     rows = [
         episode_row(request, asked[request.request_id], completion)
         for request, completion in zip(requests, completions, strict=True)

@@ -8,16 +8,18 @@ from forge_core.environments.protocol import Action, Step, Task
 
 
 class Turns:
-    """The reward is the share of turns that begin with a digit of the prompt. A prompt whose last digit is ``breaks``
-    has a game that breaks in its second turn."""
+    """The reward is the share of turns that begin with a digit of the prompt. A prompt with the digit ``breaks`` has a
+    game that breaks in its second turn, one with the digit ``missing`` none at all."""
 
     tools: tuple[Any, ...] = ()
 
-    def __init__(self, turns: int = 3, breaks: str = "") -> None:
-        self._turns, self._breaks, self._taken = turns, breaks, 0
+    def __init__(self, turns: int = 3, breaks: str = "", missing: str = "") -> None:
+        self._turns, self._breaks, self._missing, self._taken = turns, breaks, missing, 0
 
     def reset(self, task: Task) -> None:
         self._prompt = task.messages[-1]["content"]
+        if self._missing and self._missing in self._prompt:
+            raise OSError("there is no board")
 
     def step(self, action: Action) -> Step:
         self._taken += 1

@@ -43,6 +43,9 @@ class Policy:
         self.asked: list[GenerationRequest] = []
         self._lock = threading.Lock()
 
+    def get_version(self) -> int:
+        return self._version(0)
+
     def generate(
         self, requests: Sequence[GenerationRequest], *, stop: StopToken | None = None, deadline_s: float | None = None
     ) -> list[Completion]:
