@@ -12,6 +12,7 @@
 | `float8` | 1 | training in float8 stays close to bfloat16; where it cannot be done it is refused by key |
 | `oom` | 1 | memory that runs out in a role ends with the role, the table and the settings to lower |
 | `memory` | 1 | what `forge config --estimate` says a role takes is about what it takes |
+| `kill` | 1 | a run that is killed with `kill -9` leaves nothing on the GPU, and goes on |
 
 Every part is a process of its own (``engines_parts.py``) with a time limit and a log; a part that fails, hangs or dies
 does not stop the next, and the JSON is written after each. The exit status is 1 when something was wrong.
@@ -34,7 +35,7 @@ from benchmarks.machine import RESULTS, provenance, write
 from forge_core.devices import visible_gpus
 from forge_core.processes import ChildGroup
 
-GPUS = {"sleep": 1, "vllm_tp": 2, "ranks": 2, "float8": 1, "oom": 1, "memory": 1}
+GPUS = {"sleep": 1, "vllm_tp": 2, "ranks": 2, "float8": 1, "oom": 1, "memory": 1, "kill": 1}
 
 
 def run_part(name: str, args: argparse.Namespace, folder: Path, out: Path) -> dict[str, Any]:

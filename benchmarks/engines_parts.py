@@ -49,6 +49,13 @@ class Part:
         """Mean difference of log-probabilities of two engines, in nats: of sampled and of arbitrary tokens."""
         return 0.1 if self.on_gpu else 1e-4
 
+    def used(self) -> int:
+        """Bytes of the first visible GPU that any process has."""
+        if not self.on_gpu:
+            return 0
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
     def model(self) -> Path:
         return random_model(self.folder / "model", self.shape, positions=4096, dtype=self.dtype)
 
@@ -71,7 +78,11 @@ class Part:
 def run_config(part: Part, **changes: Any) -> Any:
     from forge_core.config import load_config
 
-    config: dict[str, Any] = {
+    return load_config({**run_settings(part), **changes})
+
+
+def run_settings(part: Part) -> dict[str, Any]:
+    return {
         "run": {"id": "part"},
         "steps": 8,
         "model": str(part.model()),
@@ -90,7 +101,6 @@ def run_config(part: Part, **changes: Any) -> Any:
         "eval": {"prompts": 0},
         "checkpoint": {"interval": 0},
     }  # fmt: skip
-    return load_config({**config, **changes})
 
 
 def new_context(part: Part, **changes: Any) -> Any:
@@ -456,10 +466,10 @@ def memory(part: Part) -> None:
         ctx.reference.logprobs(pairs)
     ctx.__dict__.pop("reference").close()
     torch.cuda.empty_cache()
-    before = used_by_driver()
+    before = part.used()
     with part.timed("vllm_start"):
         ctx.generator(0)
-    compare_memory(part, "generator", used_by_driver() - before, expected["generator"].total)
+    compare_memory(part, "generator", part.used() - before, expected["generator"].total)
     ctx.close()
 
 
@@ -486,13 +496,38 @@ def compare_memory(part: Part, role: str, found: int, expected: int) -> None:
     part.holds(f"{role} takes {ratio:.2f} of its estimate", 0.5 <= ratio <= 1.1)
 
 
-def used_by_driver() -> int:
-    """Bytes of the first visible GPU that any process has."""
-    free, total = torch.cuda.mem_get_info()
-    return total - free
+# kill ----------------------------------------------------------------------------------------------------------------
 
 
-PARTS = {work.__name__: work for work in (sleep, vllm_tp, ranks, float8, oom, memory)}
+def kill(part: Part) -> None:
+    """``kill -9`` of a run whose engine and trainer are on the GPU: nothing stays on it, and the run goes on."""
+    from forge_core.store import Ledger, open_store
+    from tests.faults.processes import Forge, write_config
+
+    folder = part.folder / "killed"
+    path, before = write_config(folder, run_settings(part) | {"steps": 6}), part.used()
+    ledger = Ledger(open_store(str(folder / "store")), "part")
+    run = Forge(folder, "train", path, own_server=True)
+    try:
+        run.wait_until(lambda: ledger.head() >= 2, 300.0)
+        part.figures["in_use_gib"] = round((part.used() - before) / GIB, 2)
+        run.kill()
+        with part.timed("free_after_a_kill"):
+            left = run.orphans(20.0)
+            while part.used() > before + 0.1 * GIB and len(left) == 0 and time.monotonic() < run.started + 600:
+                time.sleep(0.1)
+    finally:
+        run.end()
+    part.holds(f"processes outlive the run: {left}", not left)
+    part.at_most("left_on_the_gpu_gib", (part.used() - before) / GIB, 0.1)
+    resumed = Forge(folder, "resume", "part", "--store", folder / "store", own_server=True)
+    try:
+        part.holds("the run goes on to its end", resumed.wait(300.0) == 0 and ledger.head() == 6)
+    finally:
+        resumed.end()
+
+
+PARTS = {work.__name__: work for work in (sleep, vllm_tp, ranks, float8, oom, memory, kill)}
 
 
 def main() -> None:

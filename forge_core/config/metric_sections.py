@@ -23,7 +23,7 @@ class BackendSection(Section):
 
 
 class ConsoleSection(BackendSection):
-    keys: list[str] = Field(
+    show: list[str] = Field(
         [], description="Beginnings of the keys that are shown, such as reward/ or loss. Empty: all, without time/."
     )
 

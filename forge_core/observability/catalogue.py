@@ -96,7 +96,7 @@ CATALOGUE: tuple[Key, ...] = (
     Key("eval/version", "the evaluated policy version", when=EVAL),
     Key("eval/reward/mean", "mean reward on held-out prompts", when=EVAL, reduction="mean"),
     Key("eval/reward/{bound}", "bounds of its 95 % interval", when=EVAL),
-    Key("eval/{measure}", "what else the evaluation measures ([retraining.md](retraining.md))", when=EVAL),
+    Key("eval/{measure}", "what else the evaluation measures ([evaluation.md](evaluation.md))", when=EVAL),
     Key("eval/before/{measure}", "the same of the version that the last step trains", when="the last step"),
     Key("validation/loss", "loss on held-out documents", "nats/token", VALID, runs="sft"),
     # Time
@@ -115,7 +115,7 @@ CATALOGUE: tuple[Key, ...] = (
     Key("time/generate", "engine-seconds of the batch's shards", "s", timed=True, reduction="sum"),
     Key("time/score", "seconds of grading of all shards", "s", timed=True, reduction="sum"),
     Key("time/reference", "seconds of the reference model", "s", timed=True, reduction="sum"),
-    Key("time/eval", "evaluation of the last version", "s", "the last step", timed=True),
+    Key("time/eval", "how long the step waited for an evaluation", "s", EVAL, timed=True),
     Key("time/validation", "validation", "s", VALID, timed=True, runs="sft"),
     Key("time/grades_per_second", "grading, mean over shards", "1/s", timed=True, reduction="mean"),
     Key("time/grade/{name}", "seconds that one reward took, over all processes", "s", timed=True, reduction="sum"),

@@ -19,7 +19,7 @@ that was not committed yet may still be reached later; then its grace starts ane
 Weights may be pinned at any moment. A collector first says which it is about to delete (``layout.deleting``), then asks
 once more what is pinned; whoever pins weights looks for that word afterwards. One of the two sees the other.
 
-Versions that a run evaluates are within reach by themselves: a version is evaluated before the step that trains it.
+Versions that a run evaluates are within reach by themselves: one is evaluated before the step that trains it commits.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ class Forge:
     ) -> None:
         self.tag = uuid.uuid4().hex
         self.started = time.monotonic()
-        code = {"PYTHONPATH": str(ROOT), "FORGE_CODE_PATH": f"{ROOT}{os.pathsep}{folder}"}
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        code = {"PYTHONPATH": path, "FORGE_CODE_PATH": f"{ROOT}{os.pathsep}{folder}"}
         variables = {**os.environ, **code, TAG: self.tag, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
         if own_server:  # a child of the run, in a Forge home that no other run uses
             variables |= {"FORGE_HOME": str(folder / "home")}

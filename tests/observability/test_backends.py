@@ -170,7 +170,7 @@ def test_prometheus_serves_the_newest_values_and_writes_them_to_a_file(store: St
 
 
 def test_the_console_shows_the_keys_that_were_asked_for(store: Store, capsys: pytest.CaptureFixture[str]):
-    log = metric_log(store, console={"keys": ["reward/"]})
+    log = metric_log(store, console={"show": ["reward/"]})
     commit(store, 0, log)
     log.close()
     shown = capsys.readouterr().err
@@ -229,6 +229,7 @@ def test_the_section_of_the_original_guide_loads_and_mistakes_are_named():
     guide = {"wandb": {"project": "grpo-training", "group": "exp", "logging_mode": "global_reduce"}}
     config = load_config({"metric_logging": {**guide, "console": {"logging_mode": "global_reduce"}}})
     assert [name for name, _ in config.metric_logging.backends] == ["console", "wandb"]
+    assert all(dict(section) for _, section in config.metric_logging.backends), "Prefect takes sections apart like this"
     for section, key in (
         ({"console": {"logging_mode": "all"}}, "metric_logging.console.logging_mode"),
         ({"prometheus": {}}, "metric_logging.prometheus needs a port"),

@@ -10,7 +10,7 @@ import pytest
 
 from forge_core.data_model import METRICS, from_parquet
 from forge_core.observability.catalogue import CATALOGUE, is_timed, known, table
-from forge_core.query import RunTables
+from forge_core.query import RunTables, query
 from forge_core.runs.context import RunContext
 from forge_core.runs.initialise import initialise
 from forge_core.runs.stages import sample_shard, score_shard
@@ -22,7 +22,11 @@ from tests.sft import harness as supervised
 
 pytestmark = pytest.mark.engine
 STEPS = 3
-OVERRIDES = ("max_staleness=1", "grpo.beta=0.05", "rewards.functions=[{path: 'tests.observability.rewards:counted'}]")
+OVERRIDES = (
+    *("max_staleness=1", "grpo.beta=0.05", "rewards.functions=[{path: 'tests.observability.rewards:counted'}]"),
+    "loss={name: custom, path: 'tests.observability.losses:RecordingLoss', options: {beta: 0.05}}",
+)
+OWN = {"own/graded", "own/samples", "own/tokens"}
 Row = dict[str, Any]
 
 
@@ -100,6 +104,15 @@ def test_what_a_reward_records_in_its_process_is_merged_over_all_shards(run: Run
         assert all(row["sample"].startswith("{") for row in samples)
 
 
+def test_what_a_loss_records_belongs_to_the_step(run: RunContext):
+    for batch in range(STEPS):
+        found = {row["source"]: row["value"] for row in rows_of(run, batch) if row["key"] == "own/tokens"}
+        (tokens,) = query(
+            ["tiny"], f"SELECT sum(loss_tokens) AS n FROM training WHERE batch = {batch} AND trained", store=run.store
+        ).to_pylist()
+        assert found == {None: tokens["n"], "trainer.0": tokens["n"]}
+
+
 def test_times_and_shares_are_possible_ones(run: RunContext):
     for batch in range(STEPS):
         found = {row["key"]: row["value"] for row in rows_of(run, batch) if row["source"] is None}
@@ -173,7 +186,7 @@ def test_every_key_that_a_run_writes_is_documented_and_every_documented_one_is_w
 ):
     ctx = run if kind == "grpo" else tuned
     written = {row["key"] for batch in range(STEPS) for row in rows_of(ctx, batch)}
-    assert {key for key in written if known(key, kind) is None} == ({"own/graded", "own/samples"} & written)
+    assert {key for key in written if known(key, kind) is None} == (OWN if kind == "grpo" else set())
     always = {key.key for key in CATALOGUE if key.runs in (kind, "both") and not key.when}
     exact, patterns = {key for key in always if "{" not in key}, {key for key in always if "{" in key}
     assert exact <= written, exact - written

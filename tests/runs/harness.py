@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import Any, TypeVar
 
 from forge_core.config import RunConfig, load_config
 from forge_core.runs.context import RunContext
@@ -39,9 +39,10 @@ TINY: dict[str, Any] = {
 
 
 OPENED: list[RunContext] = []
+C = TypeVar("C", bound=RunContext)
 
 
-def opened(ctx: RunContext) -> RunContext:
+def opened(ctx: C) -> C:
     """``ctx``, to be closed when its test ends."""
     OPENED.append(ctx)
     return ctx
@@ -95,7 +96,7 @@ def decided(ctx: RunContext) -> list[dict[str, Any]]:
     entries = []
     for entry in ctx.ledger.entries():
         metrics = {k: v for k, v in entry["metrics"].items() if not k.startswith("time/")}
-        named = {k: entry[k].rsplit("-", 1)[0] for k in ("weights", "training")}
-        left_out = ("started_at", "finished_at", "attempt", "recorded")
+        named = {k: entry[k].rsplit("-", 1)[0] for k in ("weights", "training", "adapter") if k in entry}
+        left_out = ("started_at", "finished_at", "attempt")
         entries.append({**{k: v for k, v in entry.items() if k not in left_out}, **named, "metrics": metrics})
     return entries

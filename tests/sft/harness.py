@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,20 @@ from forge_core.runs.record import create_run, load_run
 from forge_core.runs.sft import train_rows
 from forge_core.runs.sft_context import SftContext
 from forge_core.store import Store, open_store
+from tests.runs.harness import OPENED, decided, memory, opened
+from tests.runs.harness import TINY as GRPO
+
+__all__ = ["OPENED", "TINY", "advance", "decided", "memory", "new_run", "opened", "reopened", "tiny", "write_data"]
 
 TINY: dict[str, Any] = {
     "run": {"id": "tiny-sft", "seed": 3},
     "steps": 4,
-    "model": {
-        "vocabulary": "0123456789+=,:darst",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_layers": 1,
-        "num_heads": 2,
-        "num_kv_heads": 1,
-        "head_dim": 16,
-        "max_position_embeddings": 48,
-    },
+    "model": {**GRPO["model"], "max_position_embeddings": 48},
     "dataset": {"format": "prompt_completion", "holdout": 0.1, "packing_window": 4},
     "training": {"batch_size": 4, "sync_interval": 2, "seq_len": 48, "token_budget": 96, "learning_rate": 1e-2},
     "validation": {"rows": 4},
     "checkpoint": {"interval": 2},
 }
-OPENED: list[SftContext] = []
 
 
 def write_data(file: Path, count: int = 300, seed: int = 1) -> Path:
@@ -50,17 +43,6 @@ def write_data(file: Path, count: int = 300, seed: int = 1) -> Path:
 
 def tiny(data: Path, *overrides: str) -> SftConfig:
     return load_sft_config(TINY, [f"dataset.path={data}", "training.threads=1", *overrides])
-
-
-def memory() -> str:
-    """A store of its own, in memory."""
-    return f"memory://{uuid.uuid4().hex}"
-
-
-def opened(ctx: SftContext) -> SftContext:
-    """``ctx``, to be closed when its test ends."""
-    OPENED.append(ctx)
-    return ctx
 
 
 def new_run(store: Store | str, data: Path, *overrides: str) -> SftContext:
@@ -79,14 +61,3 @@ def advance(ctx: SftContext, until: int) -> SftContext:
     for batch in range(max(0, ctx.ledger.head()), until):
         train_rows(ctx, batch)
     return ctx
-
-
-def decided(ctx: SftContext) -> list[dict[str, Any]]:
-    """The ledger without times and attempts."""
-    entries = []
-    for entry in ctx.ledger.entries():
-        metrics = {k: v for k, v in entry["metrics"].items() if not k.startswith("time/")}
-        named = {k: entry[k].rsplit("-", 1)[0] for k in ("weights", "adapter") if k in entry}
-        left_out = ("started_at", "finished_at", "attempt")
-        entries.append({**{k: v for k, v in entry.items() if k not in left_out}, **named, "metrics": metrics})
-    return entries

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from forge_core.data.errors import DataError
+from forge_core.runs.initialise import initialise
 from forge_core.runs.record import load_run
 from forge_core.runs.sft import train_rows
 from forge_core.runs.sft_context import SftContext
@@ -42,32 +47,51 @@ def test_a_run_that_another_process_goes_on_with_equals_the_uninterrupted_one(da
     assert weights(ended, 4) == weights(whole, 4)
 
 
+@contextmanager
+def advancing(store: str, data: Path) -> Iterator[Callable[[], tuple[int, Callable[[], int]]]]:
+    """``start()`` starts a process that goes on with the run: its id, and what waits for its exit status."""
+    command = [sys.executable, "-m", "tests.sft.advancing", store, str(data)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdin
+        assert parent.stdout
+
+        def start() -> tuple[int, Callable[[], int]]:
+            print("", file=parent.stdin, flush=True)
+            return int(parent.stdout.readline()), lambda: int(parent.stdout.readline())
+
+        yield start
+        parent.stdin.close()
+
+
 def test_kills_at_any_moment_leave_a_run_that_ends_like_the_uninterrupted_one(data: Path, tmp_path: Path):
     whole = advance(new_run(memory(), data), 4)
     draw, store = random.Random(7), f"file://{tmp_path}/store"
-    command = [sys.executable, "-m", "tests.sft.advancing", store, str(data)]
     run_json = tmp_path / "store" / layout.run_json("tiny-sft")
-    for _ in range(3):
-        process = subprocess.Popen(command)
-        while process.poll() is None and not run_json.exists():
-            time.sleep(0.01)
-        time.sleep(draw.uniform(0.0, 3.0))
-        process.kill()
-        process.wait()
-    subprocess.run(command, check=True)
+    with advancing(store, data) as start:
+        for _ in range(3):
+            pid, ended_with = start()
+            while not run_json.exists():
+                time.sleep(0.01)
+            time.sleep(draw.uniform(0.0, 3.0))
+            with suppress(ProcessLookupError):  # it was finished sooner
+                os.kill(pid, signal.SIGKILL)
+            assert ended_with() in (-signal.SIGKILL, 0)
+        assert start()[1]() == 0
     ended = opened(SftContext(open_store(store), load_run(open_store(store), "tiny-sft")))
     assert decided(ended) == decided(whole)
     assert ended.ledger.verify() == 4
 
 
 def test_a_stop_in_the_middle_of_a_step_commits_nothing_and_costs_nothing(data: Path):
-    settings = ("training.sync_interval=300", "steps=1")
+    settings = ("training.sync_interval=100", "steps=1")
     whole = advance(new_run(memory(), data, *settings), 1)
     ctx = new_run(memory(), data, *settings)
-    threading.Timer(0.5, lambda: ctx.stop.set("test")).start()
+    initialise(ctx)
+    ctx.trainer.prepare(0)
+    threading.Timer(0.3, lambda: ctx.stop.set("test")).start()
     with pytest.raises(Stopped):
-        advance(ctx, 1)
-    assert ctx.ledger.head() <= 0
+        train_rows(ctx, 0)
+    assert ctx.ledger.head() == 0
     assert decided(advance(reopened(ctx), 1)) == decided(whole)
 
 

@@ -22,7 +22,7 @@ class _Open(Console):
 
 class ConsoleBackend:
     def __init__(self, section: ConsoleSection, origin: Origin, console: Console | None = None) -> None:
-        self._keys, self._run_id = tuple(section.keys), origin.run_id
+        self._keys, self._run_id = tuple(section.show), origin.run_id
         self._console = console or _Open(stderr=True)
 
     def last_step(self) -> None:
