@@ -61,7 +61,7 @@ def main() -> None:
         if not store.exists(layout.run_json(RUN)):
             generate(store, args.episodes, args.shard)
         made = time.perf_counter() - began
-        timed = ask_all(store, args.episodes, args.threads)
+        timed = ask_all(store, args.threads)
         result = {
             "episodes": args.episodes,
             "shard": args.shard,
@@ -74,7 +74,7 @@ def main() -> None:
     assert timed["filtered aggregate of episodes"] < LIMIT_S, timed
 
 
-def ask_all(store: Store, episodes: int, threads: int) -> dict[str, float]:
+def ask_all(store: Store, threads: int) -> dict[str, float]:
     """Seconds of each question, of finding the files and opening the store's tables too."""
     return {name: round(ask(store, sql, threads), 3) for name, sql in QUESTIONS.items()}
 
@@ -119,13 +119,13 @@ def _ids(batch: int, first: int, count: int) -> list[str]:
     return [f"{RUN}/{batch:08d}/{i // SAMPLES:08d}/{i % SAMPLES:08d}" for i in range(first, first + count)]
 
 
-def _template(size: int) -> dict[str, Any]:
+def _template(size: int) -> dict[str, pa.Array]:
     """The columns that all shards share: texts of 20 words, tokens and their log-probabilities."""
     draw = np.random.default_rng(0)
     words = np.array([f"word{i}" for i in range(500)])
     lengths = draw.integers(10, 60, size)
     logprobs = [draw.normal(-1.0, 0.5, n).astype(np.float32) for n in lengths]
-    return {
+    columns = {
         "messages": ['[{"role": "user", "content": "sort these digits"}]'] * size,
         "prompt_ids": [[1, 2, 3, 4, 5, 6, 7, 8]] * size,
         "response_ids": [draw.integers(0, 30_000, n).tolist() for n in lengths],
@@ -133,13 +133,12 @@ def _template(size: int) -> dict[str, Any]:
         "response_logprobs": logprobs,
         "text": [" ".join(words[draw.integers(0, 500, 20)]) for _ in range(size)],
     }
+    return {name: pa.array(values, EPISODES.field(name).type) for name, values in columns.items()}
 
 
-def _episodes(template: dict[str, Any], ids: list[str], batch: int, draw: np.random.Generator) -> pa.Table:
+def _episodes(template: dict[str, pa.Array], ids: list[str], batch: int, draw: np.random.Generator) -> pa.Table:
     n = len(ids)
-    columns: dict[str, Any] = {
-        name: pa.array(values[:n], EPISODES.field(name).type) for name, values in template.items()
-    }
+    columns: dict[str, Any] = {name: values.slice(0, n) for name, values in template.items()}
     versions = np.full(n, batch)
     columns |= {
         "episode_id": pa.array(ids),

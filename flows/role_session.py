@@ -31,6 +31,7 @@ from forge_core.runs import RunRef
 from forge_core.runs.checks import check_role
 from forge_core.runs.claims import Claims
 from forge_core.runs.context import RunContext, attach, detach
+from forge_core.runs.failures import record_failure
 from forge_core.runs.frontier import Evaluation, Frontier, Rollout
 from forge_core.runs.heartbeat import Heartbeat, Unchanged
 from forge_core.runs.initialise import initialise as import_version_zero
@@ -190,6 +191,8 @@ class RoleSession:
         if error is not None:
             self.stop.set(f"{type(error).__name__}: {error}")
             self._settle()
+            if self._context is not None and not isinstance(error, Stopped | KeyboardInterrupt | LostRace):
+                record_failure(self._store, self.run.run_id, self.role, error)
         self._watcher.__exit__(None, None, None)
         if self._context is not None:
             self._context.close()

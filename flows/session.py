@@ -34,6 +34,7 @@ from forge_core.observability.progress import ProgressDisplay, closing_table
 from forge_core.runs import RunRef
 from forge_core.runs.checks import check_run, with_stored_model
 from forge_core.runs.context import RunContext, attach, detach
+from forge_core.runs.failures import record_failure
 from forge_core.runs.planning import shard_count
 from forge_core.runs.record import RunRecord, create_run, load_run, refuse_generation, resume_check, resume_run
 from forge_core.runs.sealing import seal
@@ -173,6 +174,8 @@ class Session:
         if error is not None:
             self.stop.set(f"{type(error).__name__}: {error}")
             self._report_unfinished(self.window.settle(SETTLE_S))
+            if not isinstance(error, Stopped | KeyboardInterrupt):
+                record_failure(self._context.store, self.run.run_id, "run", error)
         self._progress.close()
         try:
             self._show_result()

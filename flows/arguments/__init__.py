@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from flows.arguments import data, deploying, operating, querying, redoing, registry, running, sft
+from flows.arguments import data, deploying, operating, querying, redoing, registry, reporting, running, sft
 from flows.arguments.common import Commands
 
-GROUPS = (running, data, sft, deploying, operating, querying, redoing, registry)
+GROUPS = (running, data, sft, deploying, operating, querying, reporting, redoing, registry)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -39,6 +39,7 @@ COMMANDS = {  # name -> module of this package, and its function
     "new": "scaffold:new",
     "promote": "registry:promote",
     "query": "querying:query",
+    "report": "reporting:report",
     "rescore": "redoing:rescore",
     "resume": "running:resume",
     "retrain-from": "redoing:retrain_from",
@@ -53,6 +54,7 @@ COMMANDS = {  # name -> module of this package, and its function
     "stop": "inspection:stop",
     "train": "running:train",
     "try": "trying:try_prompts",
+    "watch": "reporting:watch",
 }
 
 

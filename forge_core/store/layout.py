@@ -99,6 +99,11 @@ def stop(run_id: str, n: int) -> str:
     return f"{run(run_id)}control/stop-{number(n)}.json"
 
 
+def failure(run_id: str, name: str) -> str:
+    """Why a process that worked on the run ended."""
+    return f"{run(run_id)}control/failure-{name}.json"
+
+
 def config_change(run_id: str, n: int) -> str:
     """The ``n``-th change of configuration or code that a resume was allowed."""
     return f"{run(run_id)}control/config-{number(n)}.json"

@@ -145,3 +145,10 @@ def make_targets() -> set[str]:
 
 def _code(text: str) -> str:
     return "\n".join([*re.findall(r"```.*?```", text, flags=re.S), *re.findall(r"`[^`\n]+`", text)])
+
+
+def test_citation_and_changelog_are_of_this_version():
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == PROJECT["version"]
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
+    assert newest is not None
+    assert newest[1] == PROJECT["version"]

@@ -1,0 +1,86 @@
+"""The figures of a report: what each is called, what it says, and how it is drawn.
+
+``curves_of`` needs ledger entries alone, so a run shows the same figures while it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from forge_core.data_model import METRICS, from_parquet
+from forge_core.observability.progress import spread
+from forge_core.report import curves, times
+from forge_core.report.curves import Entry, Runs, finite
+from forge_core.report.facts import Facts
+from forge_core.report.spans import WINDOW, spans
+from forge_core.report.themes import Draw
+from forge_core.store import layout
+
+MOST = 300  # files of metrics that are read, evenly spaced
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """``name``: of its files and artifacts. ``caption``: what is seen, and what is not."""
+
+    name: str
+    title: str
+    caption: str
+    draw: Draw
+
+
+def curves_of(entries: Sequence[Entry], *, supervised: bool = False) -> list[Drawing]:
+    """The figures that ledger entries give."""
+    return [*learning({"": entries}, supervised=supervised), *_shares(entries)]
+
+
+def learning(runs: Runs, *, supervised: bool = False) -> list[Drawing]:
+    """Curves of one run, or of several: then each has one colour."""
+    if supervised:
+        caption = "Losses are means over the tokens that count; a held-out loss is that of the version it stands at."
+        return [Drawing("loss", "Loss and stability", caption, partial(curves.panels, runs, curves.SUPERVISED))]
+    return [
+        Drawing("reward", "Reward", "Training batches are drawn at the version that they trained, so their answers are "
+                "up to max_staleness versions older; held-out prompts are never trained on.",
+                partial(curves.reward, runs)),
+        Drawing("components", "Components", "Before weights are applied.", partial(curves.components, runs)),
+        Drawing("lengths", "Lengths", "Tokens that the policy sampled.", partial(curves.panels, runs, curves.LENGTHS)),
+        Drawing("stability", "Entropy, KL, mismatch", "Means over the tokens that count in the loss. What stays 0, "
+                "such as the KL of a run without a reference model, is left out.",
+                partial(curves.panels, runs, curves.STABILITY)),
+    ]  # fmt: skip
+
+
+def _shares(entries: Sequence[Entry]) -> list[Drawing]:
+    return [
+        Drawing("staleness", "Staleness", "Over all committed steps. No episode is older than max_staleness.",
+                partial(times.staleness, entries)),
+        Drawing("stages", "Time per stage", "Stages overlap, so the bars on the left do not add up to a step. A wait "
+                "is known from the second step of a process on.", partial(times.stages, entries)),
+    ]  # fmt: skip
+
+
+def drawings(facts: Facts) -> list[Drawing]:
+    """All figures of one run, in the order of the page."""
+    rows, found = metric_rows(facts), spans(facts)
+    return [
+        *curves_of(facts.entries, supervised=facts.supervised),
+        Drawing("throughput", "Throughput", "Tokens per second while a role works (logarithmic), and the share of time "
+                "in which it does not.", partial(times.throughput, rows)),
+        Drawing("gantt", "Timeline", f"The newest {WINDOW} steps and what is open after them. Each role is as its own "
+                "machine's clock says; an evaluation ends when it is stored.", partial(times.gantt, found)),
+    ]  # fmt: skip
+
+
+def metric_rows(facts: Facts) -> Mapping[str, Mapping[int, float]]:
+    """What only the metrics table has, by key and version: rates and idle shares."""
+    present = [e for e in facts.entries if layout.metrics(facts.run_id, e["batch"]) in facts.sizes]
+    keys = [layout.metrics(facts.run_id, e["batch"]) for e in spread(present, MOST)]
+    found: dict[str, dict[int, float]] = {}
+    for rows in facts.all_of(keys, lambda key: from_parquet(facts.store.read(key), METRICS, key)):
+        for row in rows or []:
+            if row["source"] is None and finite(row["value"]) and row["key"].endswith(("_share", "tokens_per_second")):
+                found.setdefault(row["key"], {})[row["version"]] = row["value"]
+    return found

@@ -1,0 +1,158 @@
+"""The state of a run that goes on, from the store alone.
+
+Invariants:
+- A look at a run that has not moved costs a handful of requests, however long the run is: what was read before is not
+  read again, and only the open batches are listed.
+- Ages of objects are on the store's own clock; for how long a process has been silent, on this process's. Clocks of
+  two machines are never compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forge_core.config import ConfigError
+from forge_core.config.sft_config import SftConfig
+from forge_core.report.curves import held_out
+from forge_core.runs.early_end import is_finished
+from forge_core.runs.failures import Failure, failures
+from forge_core.runs.heartbeat import Unchanged
+from forge_core.runs.record import load_run
+from forge_core.store import Ledger, Store, layout
+from forge_core.store.manifest import MANIFEST
+
+WINDOW = 60  # newest steps that are read
+OPEN = 3  # batches whose shards are looked at, at most
+STAGES = {"episodes": "generator", "rewards": "scorer", "reference": "reference"}
+
+
+@dataclass(frozen=True)
+class Role:
+    """``newest``: what it made last, ``age_s`` ago. ``open``: complete shards of the open batches, by batch."""
+
+    name: str
+    newest: str | None
+    age_s: float | None
+    open: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process with a heartbeat, which has looked the same to this watcher for ``silent_s``."""
+
+    role: str
+    name: str
+    host: str
+    doing: str
+    made: int
+    ended: bool
+    silent_s: float
+
+
+@dataclass(frozen=True)
+class State:
+    """``version``: the newest committed one (-1: none yet) of ``steps``; ``entries``: of the newest steps, in order;
+    ``held_out``: version, mean reward and interval of the newest evaluation among them."""
+
+    version: int
+    steps: int
+    finished: bool
+    stops: int
+    entries: list[dict[str, Any]]
+    held_out: tuple[int, float, float, float] | None
+    roles: list[Role]
+    workers: list[Worker]
+    failure: Failure | None
+
+
+class Watched:
+    """One run to look at. Raises ConfigError for a run that does not exist or trains nothing."""
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self.store, self.record, self.run_id = store, load_run(store, run_id), run_id
+        if self.record.flow == "rescore":
+            raise ConfigError(
+                f"run {run_id!r} grades stored episodes again: `forge ledger {run_id}` shows how far it is"
+            )
+        self._ledger = Ledger(store, run_id)
+        self._entries: dict[int, dict[str, Any]] = {}
+        self._held_out: tuple[int, float, float, float] | None = None
+        self._written: dict[str, float] = {}  # when objects were written: they never change
+        self._failure: tuple[set[str], Failure | None] = (set(), None)
+        self._unchanged = Unchanged()
+
+    def look(self) -> State:
+        """The state now. Raises StoreError when the store does not answer."""
+        version = self._ledger.head()
+        entries = self._newest(version)
+        control = self.store.list(f"{layout.run(self.run_id)}control")
+        stops = sum("/control/stop-" in key for key in control)
+        finished = self._finished(version)
+        return State(
+            version, self.record.config.steps, finished, stops, entries, self._evaluated(entries),
+            list(self._roles(version)), self._workers(), self._newest_failure(control),
+        )  # fmt: skip
+
+    def _newest(self, version: int) -> list[dict[str, Any]]:
+        wanted = range(max(0, version - WINDOW), max(0, version))
+        self._entries = {b: self._entries.get(b) or self._ledger.required(b) for b in wanted}
+        return list(self._entries.values())
+
+    def _evaluated(self, entries: list[dict[str, Any]]) -> tuple[int, float, float, float] | None:
+        for found in held_out(entries)[-1:]:
+            self._held_out = found
+        return self._held_out
+
+    def _finished(self, version: int) -> bool:
+        if version >= self.record.config.steps:
+            return True
+        config = self.record.config  # a supervised run may end before
+        early = isinstance(config, SftConfig) and config.validation.patience is not None
+        return early and is_finished(self.store, self.record)
+
+    def _roles(self, version: int) -> Iterator[Role]:
+        now, first = self.store.now(), max(0, version)
+        if not isinstance(self.record.config, SftConfig):
+            batches = range(max(0, first - 1), min(self.record.config.steps, first + OPEN))
+            for kind, name in STAGES.items():
+                if kind != "reference" or self.record.config.grpo.beta:
+                    yield self._role(kind, name, batches, first, now)
+        key = layout.ledger(self.run_id, version - 1) if version > 0 else layout.ledger_init(self.run_id)
+        newest = f"version {version}" if version >= 0 else None
+        yield Role("trainer", newest, self._age(key, now) if newest else None, {})
+
+    def _role(self, kind: str, name: str, batches: range, first: int, now: float) -> Role:
+        """Of a stage whose objects are shards. Batches that are committed are listed for what was made last."""
+        found: dict[int, list[str]] = {}
+        for batch in batches:
+            keys = self.store.list(f"{layout.run(self.run_id)}{kind}/{layout.number(batch)}")
+            found[batch] = [key for key in keys if key.endswith(f"/{MANIFEST}")]
+            if batch >= first and not found[batch]:
+                break  # batches are begun in order
+        made = [keys[-1] for keys in found.values() if keys]
+        newest = f"batch {int(made[-1].split('/')[-3])}" if made else None
+        open_ = {batch: len(keys) for batch, keys in found.items() if batch >= first and keys}
+        return Role(name, newest, self._age(made[-1], now) if made else None, open_)
+
+    def _age(self, key: str, now: float) -> float:
+        if key not in self._written:
+            self._written[key] = self.store.written_at(key)
+        return max(0.0, now - self._written[key])
+
+    def _workers(self) -> list[Worker]:
+        found = [self._worker(key) for key in self.store.list(f"{layout.run(self.run_id)}workers")]
+        return sorted(found, key=lambda worker: (worker.ended, worker.role, worker.name))
+
+    def _worker(self, key: str) -> Worker:
+        beat = self.store.read_json(key)
+        silent_s = self._unchanged.seconds(key, beat["beat"])
+        told = {name: beat[name] for name in ("role", "name", "host", "doing", "made", "ended")}
+        return Worker(**told, silent_s=silent_s)
+
+    def _newest_failure(self, control: list[str]) -> Failure | None:
+        keys = {key for key in control if "/control/failure-" in key}
+        if keys != self._failure[0]:
+            self._failure = (keys, failures(self.store, keys)[-1])
+        return self._failure[1]
