@@ -38,6 +38,7 @@ def test_values_of_all_ranks_arrive_with_the_step_by_rank_and_once(tmp_path: Pat
         rendezvous=Rendezvous("test"),
         options=RankOptions(timeout_s=60.0, init_timeout_s=120.0),
     )
+    drained()  # what other tests of this process recorded outside of any stage
     given = samples(16)
     tokens = sum(sum(sample.loss_mask[1:]) for sample in given)
     try:

@@ -164,7 +164,8 @@ def test_the_command_prints_a_table_or_lines_of_json(tmp_path: Path, capsys: pyt
 def test_thousands_of_shards_are_found_quickly(store: Store, timed: Callable[[], float]):
     for batch in range(1000):
         for shard in range(4):
-            store.publish(layout.rewards("wide", batch, 0, shard), {"rewards.parquet": b"x"}, request="r")
+            for name in ("manifest.json", "rewards-0123456789ab.parquet"):
+                store.put_new(layout.rewards("wide", batch, 0, shard) + name, b"x")
     began = timed()
     assert len(shard_files(store, "wide", "rewards")) == 4000
     assert timed() - began < 1.0
