@@ -1,9 +1,10 @@
-"""A run in the Prefect UI: a progress bar and a table of steps while it trains, the reward curve at its end.
+"""A run in the Prefect UI: a progress bar, a table of steps, and the figures of its report, while it trains.
 
 Guarantees:
 - :meth:`RunArtifacts.step` costs the flow's thread microseconds: everything that talks to the server happens in a
   :class:`~forge_core.observability.best_effort.BestEffort`, with short timeouts and without retries.
-- Updates are merged: at most one waits, and the server gets at most one a second however fast steps are.
+- Updates are merged: at most one waits, and the server gets at most one a second however fast steps are. Figures are
+  drawn anew once a minute, and never for more than a fiftieth of the time.
 - Artifacts belong to the flow run; what they show is in the ledger, so losing one loses nothing.
 """
 
@@ -16,8 +17,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -25,17 +25,20 @@ from prefect.client.schemas.actions import ArtifactCreate
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from forge_core.observability.best_effort import BestEffort
-from forge_core.observability.progress import COLUMNS, Entry, reward_curve_png, spread
+from forge_core.observability.progress import COLUMNS, Entry, spread
+from forge_core.report.figures import Drawing, curves_of
+from forge_core.report.themes import png
 
-Curve = tuple[str, Callable[[Sequence[Entry], Path | IO[bytes]], None]]  # what is drawn, and what draws it
-REWARD_CURVE: Curve = ("reward", reward_curve_png)
+Figures = Callable[[Sequence[Entry]], Sequence[Drawing]]  # of ledger entries; the first is the most telling one
 UPDATE_S = 1.0
+FIGURES_S, SHARE = 60.0, 50.0  # seconds between two drawings; these take at most one part in so many of the time
+LAST_S = 5.0  # after its end a run waits for no further figures
 TABLE_ROWS = 200  # an artifact is sent whole on each update
 
 
 class RunArtifacts:
     """The artifacts of one flow run; ``total`` is the number of training steps, ``columns`` those of their table,
-    ``curve`` the name of the closing picture and what draws it (None: there is none)."""
+    ``figures`` what draws their figures (None: there are none)."""
 
     def __init__(
         self,
@@ -44,9 +47,9 @@ class RunArtifacts:
         run_id: str,
         total: int,
         columns: Mapping[str, Callable[[Entry], str]] = COLUMNS,
-        curve: Curve | None = REWARD_CURVE,
+        figures: Figures | None = curves_of,
     ) -> None:
-        self._columns, self._picture = columns, curve
+        self._columns, self._figures = columns, figures
         self._best_effort = best_effort
         self._flow_run_id = UUID(str(flow_run_id))
         self._name = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
@@ -56,6 +59,7 @@ class RunArtifacts:
         self._ids: dict[str, UUID] = {}
         self._waiting = False
         self._updated = 0.0
+        self._next_figures = time.monotonic() + FIGURES_S
 
     def step(self, entry: Entry) -> None:
         """Show a committed ledger entry."""
@@ -66,11 +70,10 @@ class RunArtifacts:
                 self._waiting = False
 
     def finish(self, entries: Sequence[Entry]) -> None:
-        """Show the final state of all ``entries``, and their curve."""
+        """Show the final state of all ``entries``, and their figures."""
         self._entries = list(entries)
         self._best_effort.submit(self._update)
-        if self._picture is not None:
-            self._best_effort.submit(self._curve, *self._picture)
+        self._best_effort.submit(self._draw, time.monotonic() + LAST_S)
 
     def _update(self) -> None:
         self._waiting, self._updated = False, time.monotonic()
@@ -80,12 +83,20 @@ class RunArtifacts:
         with _client() as client:
             self._put(client, "progress", "progress", 100.0 * newest / self._total)
             self._put(client, "table", "steps", json.dumps(rows))
+        if time.monotonic() >= self._next_figures:
+            began = time.monotonic()
+            self._draw(began + LAST_S)
+            ended = time.monotonic()
+            self._next_figures = ended + max(FIGURES_S, SHARE * (ended - began))
 
-    def _curve(self, name: str, draw: Callable[[Sequence[Entry], IO[bytes]], None]) -> None:
-        image = io.BytesIO()
-        draw(self._entries, image)
-        with _client() as client:
-            self._put(client, "image", name, "data:image/png;base64," + base64.b64encode(image.getvalue()).decode())
+    def _draw(self, until: float) -> None:
+        """Draw and send the figures, those in time before ``until`` (monotonic)."""
+        for one in self._figures(list(self._entries)) if self._figures else ():
+            image = io.BytesIO()
+            if time.monotonic() < until and png(one.draw, image):
+                data = "data:image/png;base64," + base64.b64encode(image.getvalue()).decode()
+                with _client() as client:
+                    self._put(client, "image", one.name, data)
 
     def _put(self, client: SyncPrefectClient, kind: str, what: str, data: Any) -> None:
         if what in self._ids:

@@ -85,13 +85,13 @@ class RescoreSession(RedoSession):
     """Batches that are graded take the place of training steps."""
 
     done = "batches graded again"
-    curve = None
+    figures = None
 
     def __init__(self, store: Store, record: RunRecord) -> None:
         super().__init__(store, record)
         self.window.last = "rescore"
         flow_run, steps = runtime.flow_run.id, self.config.steps
-        self._artifacts = RunArtifacts(self._best_effort, flow_run, record.run_id, steps, COLUMNS, self.curve)
+        self._artifacts = RunArtifacts(self._best_effort, flow_run, record.run_id, steps, COLUMNS, self.figures)
         self._progress = RescoreProgress(record.run_id, steps, console=self._console)
 
     def first_batch(self) -> int:

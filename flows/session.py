@@ -22,7 +22,7 @@ from prefect.utilities.urls import url_for
 from rich.console import Console
 from rich.table import Table
 
-from flows.artifacts import REWARD_CURVE, Curve, RunArtifacts
+from flows.artifacts import Figures, RunArtifacts
 from flows.restarting import flow_run_id, is_deployed, started_before, with_run_id
 from flows.stopping import StopWatcher
 from flows.window import Window
@@ -31,6 +31,8 @@ from forge_core.config.overrides import Overrides
 from forge_core.logs import ProcessLog
 from forge_core.observability.best_effort import BestEffort
 from forge_core.observability.progress import ProgressDisplay, closing_table
+from forge_core.report.figures import Drawing, curves_of
+from forge_core.report.themes import png
 from forge_core.runs import RunRef
 from forge_core.runs.checks import check_run, with_stored_model
 from forge_core.runs.context import RunContext, attach, detach
@@ -126,7 +128,7 @@ class Session:
     """Context manager around a run's work; ``outcome`` is the flow's final state."""
 
     done = "training steps committed"  # what was done ``steps`` times
-    curve: Curve | None = REWARD_CURVE  # what is drawn in the end
+    figures: Figures | None = staticmethod(curves_of)  # what is drawn; the first also as a file, in the end
 
     def __init__(self, store: Store, record: RunRecord) -> None:
         self.run = RunRef(record.run_id, store.uri)
@@ -200,24 +202,23 @@ class Session:
             log.warning("still working after %.0f s: %s", SETTLE_S, ", ".join(names))
 
     def _show_result(self) -> None:
-        """The closing table, and the curve as a file and as an artifact."""
+        """The closing table, the figures as artifacts, and the first of them as a file."""
         entries = self._entries()
         if entries:
             self._artifacts.finish(entries)
             self._console.print(self._table(entries))
-            if self.curve and not is_deployed():  # a deployment's working directory is the code's
-                self._best_effort.submit(self._write_curve, self.curve, entries)
+            if self.figures and not is_deployed():  # a deployment's working directory is the code's
+                self._best_effort.submit(self._write_figure, self.figures(entries)[0])
         # Always: a thread that draws when the interpreter ends aborts the process, one that sends holds up its end.
         self._best_effort.close(10.0)
 
     def _table(self, entries: list[dict[str, Any]]) -> Table:
         return closing_table(entries)
 
-    def _write_curve(self, curve: Curve, entries: list[dict[str, Any]]) -> None:
-        what, draw = curve
-        file = Path(f"{self.run.run_id}-{what}.png").absolute()
-        draw(entries, file)
-        self._progress.note(f"{what} curve: {file}")
+    def _write_figure(self, drawing: Drawing) -> None:
+        file = Path(f"{self.run.run_id}-{drawing.name}.png").absolute()
+        if png(drawing.draw, file):
+            self._progress.note(f"{drawing.name} curve: {file}")
 
 
 GRPO = Kind("grpo", load_config, check_run, _stored_grpo, with_stored_model, Session)

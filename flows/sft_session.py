@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from prefect import runtime
@@ -13,7 +14,8 @@ from flows.session import Kind, Session, name_of_run, session_of_new, session_of
 from forge_core.config.overrides import Overrides
 from forge_core.config.sft_config import SftConfig
 from forge_core.config.sft_loader import load_sft_config
-from forge_core.observability.sft_progress import COLUMNS, SftProgress, loss_curve_png, sft_table, sft_title
+from forge_core.observability.sft_progress import COLUMNS, SftProgress, sft_table, sft_title
+from forge_core.report.figures import curves_of
 from forge_core.runs.early_end import ends_early, validation_losses
 from forge_core.runs.record import RunRecord
 from forge_core.runs.sft_checks import check_sft, with_stored_sft_model
@@ -42,13 +44,13 @@ def resumed_sft_session(
 
 
 class SftSession(Session):
-    curve = ("loss", loss_curve_png)
+    figures = staticmethod(partial(curves_of, supervised=True))
 
     def __init__(self, store: Store, record: RunRecord) -> None:
         super().__init__(store, record)
         self.window.last = "fine-tune"
         flow_run, steps = runtime.flow_run.id, self.config.steps
-        self._artifacts = RunArtifacts(self._best_effort, flow_run, record.run_id, steps, COLUMNS, self.curve)
+        self._artifacts = RunArtifacts(self._best_effort, flow_run, record.run_id, steps, COLUMNS, self.figures)
         self._progress = SftProgress(record.run_id, steps, console=self._console)
 
     def _opened(self, store: Store, record: RunRecord) -> SftContext:

@@ -24,12 +24,11 @@ from forge_core.evaluation.policies import Policy
 from forge_core.evaluation.suite import answered_rows, heldout_prompts, identity, place_of, suite_requests
 from forge_core.models.scratch import check_encodable
 from forge_core.rewards.actor import RewardActor
-from forge_core.rewards.resolve import RewardError
 from forge_core.runs.checks import check_run
 from forge_core.runs.engines import build_generator
 from forge_core.runs.episodes import EPISODES_FILE, REWARDS_FILE, episode_of, episodes_bytes, rewards_bytes
 from forge_core.runs.responding import environment_identity, respond
-from forge_core.runs.stages import reward_identity, reward_item
+from forge_core.runs.stages import refuse_outage, reward_identity, reward_item
 from forge_core.stop import StopToken
 from forge_core.store import Ledger, Store, layout
 
@@ -139,8 +138,7 @@ class _Work:
             graded = rewards.grade_many([reward_item(e) for e in episodes], stop=self.stop)
         finally:
             rewards.close()
-        if failed := [g for g in graded if g.reward is None]:
-            _refuse_outage(self.config, len(failed) / len(graded), failed[0].error)
+        refuse_outage(self.config, self.prefix, graded)
         files = {EPISODES_FILE: episodes_bytes(rows), REWARDS_FILE: rewards_bytes(episodes, graded)}
         tokens = sum(len(e.response_ids) for e in episodes)
         self._publish(files, {"seconds": seconds, "tokens": tokens, "backend": self.config.generator.backend})
@@ -178,11 +176,3 @@ class _Work:
 
     def device(self, role: str) -> str:
         return self.placement.device(role)
-
-
-def _refuse_outage(config: RunConfig, share: float, error: str | None) -> None:
-    if share > config.rewards.max_error_share:
-        raise RewardError(
-            f"{share:.0%} of the grades of an evaluation failed, more than rewards.max_error_share="
-            f"{config.rewards.max_error_share}; the first: {error}"
-        )

@@ -47,7 +47,9 @@ def _draw_rewards(axes: Any, names: Sequence[str], summaries: Sequence[Summary])
 def _draw_passes(axes: Any, names: Sequence[str], summaries: Sequence[Summary]) -> None:
     for name, summary in zip(names, summaries, strict=True):
         axes.plot(list(summary.passes), list(summary.passes.values()), marker="o", label=name)
+    ks = sorted({k for summary in summaries for k in summary.passes})
     axes.set_xscale("log", base=2)
+    axes.set_xticks(ks, [str(k) for k in ks])
     axes.set_xlabel("k, samples of a prompt")
     axes.set_ylabel("pass@k")
     axes.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live line, a closing table and the reward curve.
+"""What a person sees of a run: a live line and a closing table.
 
 Everything is made from ledger entries (plain dicts), so a finished or resumed run shows the same as a live one.
 Rewards are means over a batch's graded episodes; the time of a step is the time between two commits.
@@ -13,8 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -135,41 +134,6 @@ def spread(entries: Sequence[Entry], rows: int) -> list[Entry]:
     if len(entries) <= rows:
         return list(entries)
     return [entries[round(i * (len(entries) - 1) / (rows - 1))] for i in range(rows)]
-
-
-def reward_curve_png(entries: Sequence[Entry], target: Path | IO[bytes]) -> None:
-    """Write a PNG: mean reward of each training batch, and of each evaluation on held-out prompts, by policy version.
-
-    A training batch is drawn at the version it was consumed by; an evaluation at ``metrics["eval/version"]`` or, where
-    that is left out, at the entry's ``version_in``.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    train = [(e["version_in"], e["metrics"]["reward/mean"]) for e in entries if _has(e, "reward/mean")]
-    held_out = [
-        (e["metrics"].get("eval/version", e["version_in"]), e["metrics"]["eval/reward/mean"])
-        for e in entries
-        if _has(e, "eval/reward/mean")
-    ]
-    figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.plot(*_columns(train), color="tab:blue", alpha=0.8, label="training batches")
-    axes.plot(*_columns(held_out), color="tab:orange", marker="o", label="held-out prompts")
-    axes.set_xlabel("policy version (training steps)")
-    axes.set_ylabel("mean reward")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(target, format="png")
-
-
-def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
-
-
-def _has(entry: Entry, metric: str) -> bool:
-    return entry["metrics"].get(metric) is not None
 
 
 def metric(entry: Entry, name: str) -> str:

@@ -1,10 +1,8 @@
-"""What a person sees of a supervised run: a line a training step, a closing table and the loss curve."""
+"""What a person sees of a supervised run: a line a training step and a closing table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import IO
 
 from rich.table import Table
 
@@ -70,21 +68,3 @@ def sft_title(entries: Sequence[Entry]) -> str:
     """The whole run in a line."""
     tokens, seconds = sum(e["tokens"] for e in entries), sum(e["metrics"]["time/train"] for e in entries)
     return f"{len(entries)} training steps, {tokens:,} tokens, {tokens / seconds:,.0f} tokens/s while training"
-
-
-def loss_curve_png(entries: Sequence[Entry], target: Path | IO[bytes]) -> None:
-    """Training and validation loss against the version."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for name, label, marker in ((LOSS, "training rows", None), (VALIDATION, "held-out documents", "o")):
-        points = [(e["version_out"], e["metrics"][name]) for e in entries if name in e["metrics"]]
-        axes.plot([x for x, _ in points], [y for _, y in points], marker=marker, label=label)
-    axes.set_xlabel("version (training steps)")
-    axes.set_ylabel("loss, nats per token")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(target, format="png")

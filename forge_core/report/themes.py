@@ -1,8 +1,8 @@
 """Figures as SVG that follows the reader's colour scheme, and as PNG.
 
 Invariants:
-- A figure is drawn once, in placeholder colours. In an SVG they become variables that the page's style sheet sets for
-  light and dark; for a PNG the light colours are drawn.
+- A figure is drawn in light colours, no two of them equal. In an SVG they become variables that the page's style sheet
+  sets for light and for dark.
 - An SVG refers to nothing outside of itself, and its text is text.
 """
 
@@ -27,8 +27,7 @@ class Colour(NamedTuple):
     dark: str
 
 
-GROUND, INK, MUTED, GRID = 0, 1, 2, 3  # places in COLOURS
-SERIES = 4  # the first of the series' colours
+SERIES = 4  # place of the first colour of a series
 COLOURS = (
     Colour("ground", "#ffffff", "#15181e"),
     Colour("ink", "#1c2430", "#e6e9ef"),
@@ -53,15 +52,13 @@ Draw = Callable[["Palette"], "Figure | None"]
 
 
 class Palette:
-    """The colours that a figure is drawn in: ``light`` ones, or placeholders."""
+    """The colours that a figure is drawn in."""
 
-    def __init__(self, *, light: bool) -> None:
-        self._values = [c.light if light else f"#0a0b{i:02x}" for i, c in enumerate(COLOURS)]
-        self.ground, self.ink, self.muted, self.grid = self._values[:SERIES]
+    ground, ink, muted, grid = (colour.light for colour in COLOURS[:SERIES])
 
     def series(self, i: int) -> str:
         """The colour of series ``i``; from the ninth on they repeat."""
-        return self._values[SERIES + i % (len(COLOURS) - SERIES)]
+        return COLOURS[SERIES + i % (len(COLOURS) - SERIES)].light
 
     @contextmanager
     def style(self) -> Iterator[None]:
@@ -75,6 +72,9 @@ class Palette:
         colours |= {**dict.fromkeys(grounds, self.ground), "grid.color": self.grid}
         with matplotlib.rc_context(SVG_STYLE | colours):  # type: ignore[arg-type]
             yield
+
+
+PALETTE = Palette()
 
 
 def figure(width: float, height: float) -> Figure:
@@ -93,24 +93,26 @@ def plain(text: str) -> str:
 
 
 def png(draw: Draw, target: Path | IO[bytes]) -> bool:
-    """Write the figure as PNG in light colours; False: there is nothing to draw."""
-    palette = Palette(light=True)
-    with palette.style():
-        made = draw(palette)
+    """Write the figure as PNG; False: there is nothing to draw."""
+    with PALETTE.style():
+        made = draw(PALETTE)
         if made is not None:
             made.savefig(target, format="png")
     return made is not None
 
 
-def svg(draw: Draw, label: str) -> str | None:
-    """The figure as an SVG element with ``label`` for those who cannot see it; None: there is nothing to draw."""
-    palette, target = Palette(light=False), io.StringIO()
-    with palette.style():
-        made = draw(palette)
+def svg_and_png(draw: Draw, label: str, target: Path) -> str | None:
+    """Write the figure as PNG, and give it as an SVG element with ``label`` for those who cannot see it; None: there is
+    nothing to draw."""
+    document = io.StringIO()
+    with PALETTE.style():
+        made = draw(PALETTE)
         if made is None:
             return None
-        made.savefig(target, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    return _element(target.getvalue(), label)
+        made.savefig(target, format="png")
+        made.set_layout_engine("none")  # it stays as it is laid out
+        made.savefig(document, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return _element(document.getvalue(), label)
 
 
 def _element(document: str, label: str) -> str:
@@ -121,8 +123,8 @@ def _element(document: str, label: str) -> str:
     body = re.sub(r'<g id="[a-zA-Z]+[\w.]*_\d+">', "<g>", body)  # several figures share a page: ids are for one thing
     body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1, flags=re.S)
     body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1, flags=re.S)
-    for i, colour in enumerate(COLOURS):
-        body = body.replace(f"#0a0b{i:02x}", f"var(--{colour.name})")
+    for colour in COLOURS:
+        body = body.replace(colour.light, f"var(--{colour.name})")
     return body.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
 
 

@@ -69,7 +69,7 @@ def stages(entries: Sequence[Entry], palette: Palette) -> Figure | None:
     names = list(means)[::-1]
     bars = left.barh(names, [means[name] for name in names], color=palette.series(0), height=0.65)
     left.bar_label(bars, [f"{means[name]:.3g} s" for name in names], padding=3, fontsize=9, color=palette.ink)
-    left.margins(x=0.18)
+    left.set_xlim(0.0, 1.25 * max(means.values()))
     left.grid(axis="y", visible=False)
     label_axes(left, "Stages, mean of a step", "seconds (engine-seconds of all shards)", "")
     _draw_steps(right, entries, palette)
@@ -95,6 +95,7 @@ def _draw_steps(axes: Any, entries: Sequence[Entry], palette: Palette) -> None:
         colour = palette.grid if name == "waiting" else palette.series(colours[name])
         axes.bar(xs, heights, width=0.9 * size, bottom=bottoms, color=colour, label=name)
         bottoms = [b + h for b, h in zip(bottoms, heights, strict=True)]
+    axes.set_ylim(0.0, 1.05 * max(*bottoms, 1e-9))
     axes.grid(axis="x", visible=False)
     label_axes(axes, "Trainer, from commit to commit", VERSION, "seconds a step")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -16,7 +16,7 @@ from forge_core.report.figures import Drawing, drawings, learning
 from forge_core.report.page import Figure, Section, page, run_section, settings_section
 from forge_core.report.samples import phases
 from forge_core.report.settings import differences
-from forge_core.report.themes import png, svg
+from forge_core.report.themes import svg_and_png
 from forge_core.store import Store
 
 PAGE = "report.html"
@@ -69,10 +69,9 @@ def _compared(runs: Sequence[Facts], figures: Sequence[Figure]) -> Section:
 def _drawn(found: Sequence[Drawing], folder: Path, prefix: str) -> tuple[list[Figure], list[Path]]:
     figures, pictures = [], []
     for one in found:
-        element = svg(one.draw, one.title)
+        file = folder / f"{prefix}{one.name}.png"
+        element = svg_and_png(one.draw, one.title, file)
         if element is not None:
-            file = folder / f"{prefix}{one.name}.png"
-            png(one.draw, file)
             figures.append(Figure(one, element))
             pictures.append(file)
     return figures, pictures

@@ -26,7 +26,7 @@ from forge_core.runs.episodes import (
     rewards_bytes,
 )
 from forge_core.runs.responding import environment_identity, respond
-from forge_core.runs.stages import grade, reward_identity
+from forge_core.runs.stages import grade, refuse_outage, reward_identity
 from forge_core.store import layout
 
 
@@ -51,7 +51,7 @@ def evaluation_requests(ctx: RunContext, version: int) -> list[GenerationRequest
 
 def evaluate(ctx: RunContext, version: int) -> str:
     """Sample and grade the held-out prompts with ``version``, unless that was done; returns the prefix of the stored
-    evaluation. A second caller waits for the first."""
+    evaluation. A second caller waits for the first. Raises RewardError when too many grades failed."""
     with ctx.evaluating:
         return _evaluate(ctx, version)
 
@@ -73,6 +73,7 @@ def _evaluate(ctx: RunContext, version: int) -> str:
     rows, seconds = _sample(ctx, version, requests)
     episodes = [episode_of(row) for row in rows]
     graded = grade(ctx, episodes)
+    refuse_outage(ctx.config, prefix, graded)
     files = {EPISODES_FILE: episodes_bytes(rows), REWARDS_FILE: rewards_bytes(episodes, graded)}
     tokens = sum(len(e.response_ids) for e in episodes)
     provenance = {"seconds": seconds, "tokens": tokens, "policy_version": version, "asked": len(requests)}

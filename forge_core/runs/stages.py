@@ -168,7 +168,7 @@ def score_shard(ctx: RunContext, episodes: ShardRef) -> ShardRef:
                 "grading": metrics,
                 **recorded(),
             }
-        _refuse_outage(ctx.config, prefix, graded)
+        refuse_outage(ctx.config, prefix, graded)
         files = {REWARDS_FILE: rewards_bytes(rows, graded)}
         ctx.store.publish(prefix, files, request=request, provenance=provenance)
     manifest = ctx.store.open_published(prefix, request=request).manifest
@@ -204,7 +204,8 @@ def reward_item(e: Episode) -> RewardItem:
     return RewardItem(prompt, e.text, metadata)
 
 
-def _refuse_outage(config: RunConfig, prefix: str, graded: list[Graded]) -> None:
+def refuse_outage(config: RunConfig, prefix: str, graded: list[Graded]) -> None:
+    """Raise RewardError when too many grades of what is to become ``prefix`` failed: an outage must not become data."""
     failed = [g for g in graded if g.reward is None]
     if graded and len(failed) / len(graded) > config.rewards.max_error_share:
         raise RewardError(

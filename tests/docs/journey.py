@@ -32,6 +32,7 @@ OWN_FLOW = "tests/platform/test_own_flow.py does it"
 CLUSTER = "needs a container builder or a cluster: not tried, as the document says"
 ENVIRONMENTS = "tests/environments/test_document.py runs it"
 SFT = "tests/sft/test_document.py runs it"
+REPORT = "tests/report/test_document.py runs it"
 OBJECT_STORE = "tests/runtime/test_doctor_store.py does it on an S3 server"
 TWO_STEPS = "steps=2 training.batch_size=32 training.warmup_steps=0 eval.prompts=8"
 
@@ -55,6 +56,10 @@ NOT_RUN = {
     'forge query first --sql "SELECT batch, avg(reward) AS reward FROM rewards GROUP BY batch ORDER BY batch"': (
         "tests/query/test_document.py runs it"
     ),
+    "forge report first": REPORT,
+    "forge report first second --out both": REPORT,
+    "forge watch first": REPORT,
+    "forge watch first --once": REPORT,
     "make quickstart": "set-up, then what tests/cli/test_quickstart.py runs",
     "make test": "what is running now",
     "make setup": SETUP,

@@ -126,7 +126,7 @@ def test_equal_weights_have_no_divergence_and_trained_ones_have(run: RunContext)
 
 def test_too_many_failed_grades_are_an_error_and_nothing_is_stored(run: RunContext):
     before = run.store.list("evaluations")
-    with pytest.raises(RewardError, match=r"100% of the grades of an evaluation failed.*the verifier is down"):
+    with pytest.raises(RewardError, match=r"evaluations/.*: 12 of 12 grades failed.*the verifier is down"):
         evaluated(run, "run://tiny/2", **{"rewards.functions.0.path": "tests.runs.rewards:broken"})
     assert run.store.list("evaluations") == before
 

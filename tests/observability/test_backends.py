@@ -108,6 +108,7 @@ def test_values_that_are_not_reduced_are_shown_at_once_by_the_process_that_recor
     log.close()
 
 
+@pytest.mark.engine  # imports for seconds
 def test_tensorboard_goes_on_after_its_last_step(store: Store, tmp_path: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -119,6 +120,7 @@ def test_tensorboard_goes_on_after_its_last_step(store: Store, tmp_path: Path):
     assert [(e.step, round(e.value, 3)) for e in events.Scalars("reward/mean")] == [(0, 0.0), (1, 0.1)]
 
 
+@pytest.mark.engine  # imports for seconds
 def test_wandb_offline_is_one_run_that_goes_on(store: Store, tmp_path: Path):
     for batch in (0, 1):
         log = metric_log(store, wandb={"mode": "offline", "folder": str(tmp_path)})
@@ -131,6 +133,7 @@ def test_wandb_offline_is_one_run_that_goes_on(store: Store, tmp_path: Path):
     assert (tmp_path / "wandb" / f"forge-{RUN}-{ids.pop()}.txt").read_text() == "1"
 
 
+@pytest.mark.engine  # imports for seconds
 def test_mlflow_has_one_run_that_goes_on(store: Store, tmp_path: Path):
     from mlflow.tracking import MlflowClient
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from forge_core.evaluation.results import read_evaluation, summarise
+from forge_core.rewards.resolve import RewardError
 from forge_core.runs.context import RunContext
 from forge_core.runs.evaluation import evaluate
 from forge_core.runs.initialise import initialise
@@ -89,6 +90,21 @@ def test_a_stop_ends_a_step_that_waits_for_an_evaluation() -> None:
     assert [type(e) for e in errors] == [Stopped]
     assert ctx.ledger.head() == 0
     assert advance(reopened(ctx), 2).ledger.head() == 2
+
+
+def test_an_evaluation_during_an_outage_of_the_verifier_is_an_error_and_not_stored() -> None:
+    ctx = new_run(memory(), "steps=2", "rewards.functions.0.path=tests.runs.rewards:broken")
+    initialise(ctx)
+    with pytest.raises(RewardError, match=r"8 of 8 grades failed, more than rewards\.max_error_share=0\.5"):
+        evaluate(ctx, 0)
+    assert ctx.store.list(f"{layout.run(ctx.run_id)}evaluations") == []
+    broken = "rewards.functions.0.path=tests.runs.rewards:broken"
+    accepted = new_run(memory(), "steps=2", broken, "rewards.max_error_share=1")
+    initialise(accepted)
+    make_batch(accepted, 0)
+    metrics = train_batch(accepted, 0)["metrics"]
+    assert metrics["eval/failed_grades"] == 8
+    assert "eval/reward/mean" not in metrics, "not measured is not 0"
 
 
 def test_the_ledger_has_the_figures_of_the_evaluation() -> None:

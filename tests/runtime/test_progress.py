@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 
-from forge_core.observability.progress import ProgressDisplay, closing_table, reward_curve_png, spread
+from forge_core.observability.progress import ProgressDisplay, closing_table, spread
 from tests.runtime.entries import entry, learning_run
 
 
@@ -90,21 +88,3 @@ def test_spreading_keeps_order_ends_and_number() -> None:
     assert picked == sorted(set(picked))
     assert (picked[0], picked[-1]) == (0, 99)
     assert spread(entries[:5], 12) == entries[:5]
-
-
-def test_the_reward_curve_is_an_image_with_both_curves(tmp_path: Path) -> None:
-    from matplotlib.image import imread
-
-    reward_curve_png(learning_run(60), tmp_path / "curve.png")
-    image = imread(tmp_path / "curve.png")[:, :, :3]
-    assert image.shape[0] > 300
-    assert image.shape[1] > 600
-    for colour in ((0x1F, 0x77, 0xB4), (0xFF, 0x7F, 0x0E)):  # tab:blue on white at 80 %, tab:orange
-        distance = np.abs(image * 255 - np.array(colour)).sum(axis=2)
-        assert (distance < 120).sum() > 500
-
-
-def test_the_reward_curve_of_a_run_without_rewards_is_an_empty_plot() -> None:
-    target = io.BytesIO()
-    reward_curve_png([entry(0)], target)
-    assert target.getvalue().startswith(b"\x89PNG")
