@@ -13,11 +13,12 @@ from typing import Any
 from flows.home import ServerError
 from forge_core.config import ConfigError
 from forge_core.data.errors import DataError
+from forge_core.environments.errors import BrokenEnvironment
 from forge_core.models.errors import ModelError
 from forge_core.rewards.resolve import RewardError
 from forge_core.store import StoreError
 
-INPUT_ERRORS = (ConfigError, DataError, ModelError, RewardError, StoreError)
+INPUT_ERRORS = (BrokenEnvironment, ConfigError, DataError, ModelError, RewardError, StoreError)
 FAILURES = (ServerError,)  # errors that say what to do without a traceback
 
 COMMANDS = {  # name -> module of this package, and its function

@@ -19,6 +19,7 @@ from forge_core.data_model import Episode
 
 PROMPT_TOO_LONG = "prompt_too_long"
 DEADLINE = "deadline"
+ENVIRONMENT = "environment"  # it failed, or gave no answer in time
 GRADING_FAILED = "grading_failed"
 GROUP_TOO_SMALL = "group_too_small"
 ZERO_VARIANCE = "zero_variance"
@@ -70,9 +71,14 @@ class FateRules:
 
 
 def decide_fates(
-    groups: Sequence[PlannedGroup], episodes: Mapping[str, Episode], batch: int, rules: FateRules
+    groups: Sequence[PlannedGroup],
+    episodes: Mapping[str, Episode],
+    batch: int,
+    rules: FateRules,
+    missing: Mapping[str, str] | None = None,
 ) -> list[Fate]:
-    """Fates of all planned episodes in plan order; ``episodes`` holds those that were generated, by id.
+    """Fates of all planned episodes in plan order; ``episodes`` holds those that were generated, by id. ``missing``:
+    why others were not, where it was not the deadline.
 
     Raises StalenessError when an episode's ``policy_version`` is not in ``[batch - max_staleness, batch]``.
     """
@@ -82,6 +88,8 @@ def decide_fates(
         signal = group_has_signal(group, episodes)
         fates += _group_fates(group, episodes, batch, rules, SURPLUS if signal and not left else None)
         left -= signal and left > 0
+    if missing:
+        fates = [replace(f, dropped=missing.get(f.episode_id, f.dropped)) if f.dropped else f for f in fates]
     return _whitened(fates) if rules.whitens else fates
 
 

@@ -243,8 +243,14 @@ class EnsembleSection(BuiltinReward):
         return [verifier_section(verifier) for verifier in self.verifiers]
 
 
+class EnvironmentRewardSection(BuiltinReward):
+    """No verifier: the environment has graded before."""
+
+    name: Literal["environment"] = Field(description=_NAME)
+
+
 RewardSection = Annotated[
-    _Single | Annotated[EnsembleSection, Tag("<ensemble>")],
+    _Single | Annotated[EnvironmentRewardSection, Tag("<environment>")] | Annotated[EnsembleSection, Tag("<ensemble>")],
     Discriminator(kind("custom")),
 ]
 

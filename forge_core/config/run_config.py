@@ -137,7 +137,10 @@ class RolloutSection(Section):
         description="newest: sample with the newest committed version; oldest: batch b exactly with version "
         "max(0, b - max_staleness), which makes a CPU run reproducible bit for bit.",
     )
-    max_new_tokens: Positive = Field(128, description="Sampled tokens per response, at most.")
+    max_new_tokens: Positive = Field(
+        128,
+        description="Tokens per response, at most; with an environment those of all turns and of what it answers.",
+    )
     max_prompt_tokens: int | None = Field(
         None, ge=1, description="Longer prompts are dropped, with the reason. Left out: seq_len - max_new_tokens."
     )
@@ -149,6 +152,35 @@ class RolloutSection(Section):
         None, ge=1, description="Rollout tasks per batch. Left out: one per generator role, or four per vLLM engine."
     )
     deadline_s: float = Field(3600.0, gt=0, description="Seconds after which unfinished episodes are dropped.")
+
+
+class EnvironmentSection(Section):
+    """Episodes of several turns: what answers the policy."""
+
+    path: str = Field(description="<module>:<name>, <file.py>:<name>, or the name of a built-in environment.")
+    options: dict[str, Any] = Field({}, description="Arguments of the environment class.")
+    max_turns: Positive = Field(8, description="Turns of the policy in an episode, at most.")
+    max_turn_tokens: int | None = Field(
+        None, ge=1, description="Sampled tokens of a turn, at most. Left out: what rollout.max_new_tokens leaves."
+    )
+    turn_timeout_s: float = Field(
+        60.0, gt=0, description="Seconds that the environment has for an answer; then the episode is dropped."
+    )
+    workers: Positive = Field(16, description="Environments that work at a time, in threads of the generator.")
+    max_open: Positive | None = Field(
+        None,
+        description="Environments that are open at a time, such as sessions of a server. Left out: one for each "
+        "episode of a shard.",
+    )
+    max_broken_share: Fraction = Field(
+        0.5, description="A shard with a larger share of broken environments is an error: an outage is no data."
+    )
+    tool_format: Literal["auto", "hermes", "qwen_coder", "llama", "mistral", "text"] = Field(
+        "auto", description="How the model writes tool calls; auto: as its chat template teaches it."
+    )
+    tool_pattern: str | None = Field(
+        None, description="tool_format=text: a regular expression; its named groups are the arguments of the call."
+    )
 
 
 class GeneratorSection(Section):
@@ -313,6 +345,9 @@ class RunConfig(Section):
     advantage: AdvantageSection = Field(AdvantageSection(), description="Group advantages.")
     filters: FilterSection = Field(FilterSection(), description="Which episodes are trained on.")
     rollout: RolloutSection = Field(RolloutSection(), description="How responses are sampled.")
+    environment: EnvironmentSection | None = Field(
+        None, description="What answers the policy, turn after turn; left out: a response is one turn."
+    )
     generator: GeneratorSection = Field(GeneratorSection(), description="The sampling engine.")
     rewards: RewardsSection = Field(RewardsSection(), description="How responses are graded.")
     services: ServicesSection = Field(ServicesSection(), description="Processes and GPUs per role.")

@@ -19,13 +19,15 @@ from forge_core.config import ConfigError, RunConfig
 from forge_core.data.prompts import Prompt, load_prompts, render
 from forge_core.data_model import GenerationRequest
 from forge_core.devices import Placement, alone, place, visible_gpus
+from forge_core.environments.resolve import build_play, tools_of
 from forge_core.evaluation.policies import Policy
-from forge_core.evaluation.suite import answered_rows, heldout_prompts, identity, suite_requests
+from forge_core.evaluation.suite import answered_rows, heldout_prompts, identity, place_of, suite_requests
 from forge_core.models.scratch import check_encodable
 from forge_core.rewards.actor import RewardActor
 from forge_core.runs.checks import check_run
 from forge_core.runs.engines import build_generator
 from forge_core.runs.episodes import EPISODES_FILE, REWARDS_FILE, episode_of, episodes_bytes, rewards_bytes
+from forge_core.runs.responding import environment_identity, respond
 from forge_core.runs.stages import refuse_outage, reward_identity, reward_item
 from forge_core.stop import StopToken
 from forge_core.store import Ledger, Store, layout
@@ -75,15 +77,14 @@ class _Work:
 
     @cached_property
     def requests(self) -> list[GenerationRequest]:
-        from transformers import AutoTokenizer
-
-        tokenizer, section = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False), self.config.dataset
+        tokenizer, section = self._tokenizer, self.config.dataset
         assert section is not None
+        tools = tools_of(self.config.environment)
 
         def encode(prompt: Prompt) -> list[int]:
             text = "".join(message["content"] for message in prompt.messages)
             check_encodable(tokenizer, text, f"dataset.path: row {prompt.row},")
-            return render(prompt, tokenizer, section.chat_template)
+            return render(prompt, tokenizer, section.chat_template, tools)
 
         found = suite_requests(self.config, self.prompts, encode, f"evaluation/{self._policy.digest[:12]}", 0)
         if not found:
@@ -94,8 +95,15 @@ class _Work:
         return found
 
     @cached_property
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
+
+    @cached_property
     def identity(self) -> str:
-        return identity(self._policy.digest, self.requests, self.prompts, reward_identity(self.config))
+        environment = environment_identity(self.config.environment)
+        return identity(self._policy.digest, self.requests, self.prompts, reward_identity(self.config), environment)
 
     @property
     def prefix(self) -> str:
@@ -139,8 +147,10 @@ class _Work:
         """The rows of the answered requests, and the seconds that the engine worked (loading it not counted)."""
         engine = build_generator(self, 0)
         try:
-            deadline, started = self.config.rollout.deadline_s, time.monotonic()
-            completions = engine.generate(self.requests, stop=self.stop, deadline_s=deadline)
+            play = build_play(self.config, self._tokenizer)
+            prompts = {r.request_id: self.prompts[place_of(r.request_id)[0]] for r in self.requests}
+            started = time.monotonic()
+            completions = respond(self.config, play, engine, self.requests, prompts, self.stop)
             seconds = time.monotonic() - started
         finally:
             engine.shutdown()

@@ -64,9 +64,10 @@ def identity(
     requests: Sequence[GenerationRequest],
     prompts: Sequence[Prompt],
     functions: list[dict[str, Any]],
+    environment: dict[str, Any],
 ) -> str:
     """Digest of all that decides an evaluation. ``policy``: the digest of the weights; ``functions``: the identity of
-    the rewards."""
+    the rewards; ``environment``: of the environment (empty: there is none)."""
     asked = sorted({place_of(r.request_id)[0] for r in requests})
     return digest(
         {
@@ -76,6 +77,7 @@ def identity(
             "requests": [(r.prompt_ids, r.seed, r.sampling.__dict__) for r in requests],
             "prompts": [(prompt_digest(prompts[i]), prompts[i].task) for i in asked],
             "functions": functions,
+            **environment,
         }
     )
 

@@ -7,5 +7,13 @@ import hashlib
 
 def sample_seed(run_seed: int, batch: int, round: int, group: int, sample: int) -> int:
     """A 63-bit seed from SHA-256 of the five numbers; equal on every machine and version."""
-    text = f"forge-sample-seed/1:{run_seed}:{batch}:{round}:{group}:{sample}"
+    return _seed(f"forge-sample-seed/1:{run_seed}:{batch}:{round}:{group}:{sample}")
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """The seed of a turn (from 0) of the sample with ``seed``."""
+    return _seed(f"forge-turn-seed/1:{seed}:{turn}")
+
+
+def _seed(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -35,6 +35,8 @@ def finished(item: Open, output: Any) -> dict[str, Any]:
     logprobs: list[float] = []
     reason = "abort"
     if output is not None:
+        if list(output.prompt_token_ids) != list(item.request["prompt_ids"]):
+            return {"id": item.request["id"], "refused": "the engine answered another prompt than it was given"}
         (sequence,) = output.outputs
         tokens = list(sequence.token_ids)
         logprobs = [entry[token].logprob for token, entry in zip(tokens, sequence.logprobs or [], strict=True)]

@@ -19,8 +19,7 @@ from torch import Tensor
 from forge_core.config.run_config import ScratchModel
 from forge_core.models.errors import ModelError
 from forge_core.models.resolve import HEAD
-
-PAD, EOS = "<pad>", "<eos>"
+from forge_core.models.special import EOS, PAD, without_special
 
 
 def create(model: ScratchModel, seed: int, folder: Path) -> None:
@@ -46,9 +45,8 @@ def check_encodable(tokenizer: Any, text: str, what: str = "text") -> None:
 
     if not isinstance(tokenizer.backend_tokenizer.model, WordLevel):
         return
-    plain = text.replace(PAD, "").replace(EOS, "")
     vocabulary = tokenizer.get_vocab()
-    unknown = sorted(set(plain) - vocabulary.keys())
+    unknown = sorted(set(without_special(text)) - vocabulary.keys())
     if unknown:
         raise ModelError(
             f"{what} {text[:80]!r} has the characters {unknown} that the tokenizer does not know: "

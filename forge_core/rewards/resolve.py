@@ -35,6 +35,7 @@ BUILTINS = {
     "math": "forge_core.rewards.math:MathReward",
     "reasoning_gym": "forge_core.rewards.reasoning_gym:ReasoningGym",
     "code": "forge_core.rewards.code:CodeReward",
+    "environment": "forge_core.rewards.environment:EnvironmentReward",
     "thinking": "forge_core.rewards.thinking:ThinkingReward",
     "format": "forge_core.rewards.format:FormatReward",
     "regex": "forge_core.rewards.regex:RegexReward",

@@ -8,6 +8,7 @@ from forge_core.config import ConfigError, RunConfig, validate_for_training
 from forge_core.config.run_config import ScratchModel
 from forge_core.data.prompts import check_dataset
 from forge_core.devices import alone
+from forge_core.environments.resolve import check_environment
 from forge_core.models.stored import configured_model
 from forge_core.rewards.identity import check_rewards
 from forge_core.rewards.resolve import needs_answer
@@ -23,6 +24,7 @@ def check_run(config: RunConfig) -> list[str]:
     """Warnings about a run that may start here. Raises the error of the first part that may not."""
     validate_for_training(config)
     check_rewards(config.rewards.functions)
+    check_environment(config)
     return list(_check(config.model_dump_json()))
 
 
@@ -49,7 +51,10 @@ def check_role(store: Store, record: RunRecord, role: str) -> list[str]:
             "--allow-code-change"
         )
     if role in ("trainer", "generator"):
-        return list(_check(with_stored_model(store, record.run_id, config).model_dump_json()))
+        config = with_stored_model(store, record.run_id, config)
+        if role == "generator":
+            check_environment(config)
+        return list(_check(config.model_dump_json()))
     if role == "scorer":
         check_rewards(config.rewards.functions)
     return validate_for_training(config)

@@ -16,10 +16,11 @@ from pathlib import Path
 from forge_core.config import ConfigError
 from forge_core.config.any_config import AnyConfig
 from forge_core.config.files import PYTHON
-from forge_core.config.run_config import DatasetSection
+from forge_core.config.run_config import DatasetSection, EnvironmentSection
 from forge_core.config.sft_config import SftConfig
 from forge_core.data.importing import FORGE, OWN_PACKAGES, ObjectPathError, check_place, source_file
 from forge_core.data.sft_settings import SftSource
+from forge_core.environments.resolve import full_path as environment_path
 from forge_core.rewards.resolve import full_path
 
 
@@ -40,7 +41,14 @@ def named_code(config: AnyConfig, flow: str = "grpo") -> dict[str, tuple[str, st
     loss = {f"loss {config.loss.path}": ("loss.path", config.loss.path)} if config.loss.name == "custom" else {}
     warm_start = config.warm_start.dataset if config.warm_start else None
     data = _functions({"dataset": config.dataset, "warm_start.dataset": warm_start})
-    return {"rescore": rewards, "retrain-from": loss}.get(flow, {**rewards, **loss, **data})
+    played = _environment(config.environment)
+    return {"rescore": rewards, "retrain-from": loss}.get(flow, {**rewards, **loss, **data, **played})
+
+
+def _environment(section: EnvironmentSection | None) -> dict[str, tuple[str, str]]:
+    if section is None:
+        return {}
+    return {f"environment {section.path}": ("environment.path", environment_path(section.path))}
 
 
 def _functions(sections: Mapping[str, DatasetSection | SftSource | None]) -> dict[str, tuple[str, str]]:

@@ -13,7 +13,7 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from forge_core.algorithms.advantages import build_estimator, compares, whitens
-from forge_core.algorithms.fates import Fate, FateRules, decide_fates
+from forge_core.algorithms.fates import ENVIRONMENT, Fate, FateRules, decide_fates
 from forge_core.algorithms.ops import Totals
 from forge_core.config import RunConfig
 from forge_core.data_model import TRAINING, Episode, from_parquet
@@ -58,8 +58,15 @@ def load_step(ctx: RunContext, batch: int) -> StepData:
     """The batch for its first training step: fates are decided here, and the staleness bound is checked."""
     data = _load(ctx, batch, shard_prefixes(ctx, batch))
     groups = [group for plan in data.plans for group in planned_groups(ctx.run_id, plan)]
-    data.fates = decide_fates(groups, data.episodes, ctx.record.sampled_batch(batch), fate_rules(ctx.config))
+    missing = _broken(ctx, data.shards["episodes"]) if ctx.config.environment else {}
+    data.fates = decide_fates(groups, data.episodes, ctx.record.sampled_batch(batch), fate_rules(ctx.config), missing)
     return data
+
+
+def _broken(ctx: RunContext, prefixes: list[str]) -> dict[str, str]:
+    """The episodes whose environment failed."""
+    manifests = [ctx.store.open_published(prefix).manifest for prefix in prefixes]
+    return {episode_id: ENVIRONMENT for m in manifests for episode_id in (m.provenance or {}).get("broken", {})}
 
 
 def fate_rules(config: RunConfig) -> FateRules:
@@ -152,8 +159,19 @@ def data_metrics(data: StepData) -> dict[str, float]:
     metrics["response/mean_tokens"] = fmean(lengths) if lengths else 0.0
     truncated = [e.finish_reason == "length" for e in generated]
     metrics["response/truncated_share"] = fmean(truncated) if truncated else 0.0
+    metrics |= environment_metrics(generated)
     ages = [f.age for f in data.fates if f.trained]
     metrics["age/mean"] = fmean(ages) if ages else 0.0
+    return metrics
+
+
+def environment_metrics(episodes: list[Episode]) -> dict[str, float]:
+    """Means over the episodes of what their environments counted: turns, reward, calls of tools, …"""
+    played = [e.metadata["environment"] for e in episodes if "environment" in e.metadata]
+    names = sorted({name for one in played for name in one} - {"transcript"})
+    metrics = {f"environment/{name}": fmean(one.get(name, 0.0) for one in played) for name in names}
+    if played:
+        metrics["environment/sampled_tokens"] = fmean(sum(e.response_mask) for e in episodes)
     return metrics
 
 

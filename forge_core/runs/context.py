@@ -14,16 +14,17 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_core.data.curriculum import curriculum_of
 from forge_core.data.cursor import Cursor
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, render, split_holdout
 from forge_core.devices import Placement, alone, place, sampling_nothing, visible_gpus
+from forge_core.environments.resolve import build_play, tools_of
 from forge_core.evaluation.suite import heldout_prompts, policy_digest
 from forge_core.generation.base import Generator
 from forge_core.models.scratch import check_encodable
@@ -46,6 +47,9 @@ from forge_core.store.plans import put_plan
 from forge_core.temporary import remove_abandoned
 from forge_core.training.launch import node_count
 from forge_core.weights.prefetch import Prefetcher
+
+if TYPE_CHECKING:
+    from forge_core.environments.rollout import Play
 
 log = logging.getLogger("forge")
 _contexts: dict[RunRef, RunContext] = {}
@@ -149,7 +153,17 @@ class RunContext:
         section = self.config.dataset
         text = "".join(message["content"] for message in prompt.messages)
         check_encodable(self.tokenizer, text, f"dataset.path: row {prompt.row},")
-        return render(prompt, self.tokenizer, section.chat_template if section else None)
+        return render(prompt, self.tokenizer, section.chat_template if section else None, self.tools)
+
+    @cached_property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """Definitions of what the policy may call."""
+        return tools_of(self.config.environment)
+
+    @cached_property
+    def play(self) -> Play | None:
+        """How episodes of several turns are played; None: a response is one turn."""
+        return build_play(self.config, self.tokenizer)
 
     # Plans --------------------------------------------------------------------------------------------------------
 

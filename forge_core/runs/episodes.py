@@ -35,6 +35,7 @@ def episode_row(request: GenerationRequest, prompt: Prompt, completion: Completi
     """The ``episodes`` row of one finished completion."""
     group_id, _, sample = request.request_id.rpartition("/")
     meta = completion.metadata
+    played = {"environment": meta["environment"]} if "environment" in meta else {}
     return {
         "episode_id": request.request_id,
         "group_id": group_id,
@@ -43,7 +44,7 @@ def episode_row(request: GenerationRequest, prompt: Prompt, completion: Completi
         "messages": json.dumps(prompt.messages, ensure_ascii=False),
         "prompt_ids": list(request.prompt_ids),
         "response_ids": completion.token_ids,
-        "response_mask": [True] * len(completion.token_ids),
+        "response_mask": meta.get("response_mask", [True] * len(completion.token_ids)),
         "response_logprobs": completion.logprobs,
         "text": completion.text,
         "finish_reason": meta["finish_reason"],
@@ -51,7 +52,7 @@ def episode_row(request: GenerationRequest, prompt: Prompt, completion: Completi
         "version_spans": [span.__dict__ for span in meta["version_spans"]],
         "target": prompt.target,
         "task": prompt.task,
-        "metadata": json.dumps(prompt.metadata, ensure_ascii=False, sort_keys=True),
+        "metadata": json.dumps({**prompt.metadata, **played}, ensure_ascii=False, sort_keys=True),
         "sampling": json.dumps({**request.sampling.__dict__, "seed": request.seed}, sort_keys=True),
         "created_at": datetime.now(UTC),
     }

@@ -13,7 +13,7 @@ import time
 from forge_core.config import RunConfig
 from forge_core.data_model import GenerationRequest
 from forge_core.evaluation.results import Evaluation, Summary, summarise
-from forge_core.evaluation.suite import answered_rows, identity, suite_requests
+from forge_core.evaluation.suite import answered_rows, identity, place_of, suite_requests
 from forge_core.observability.metrics import collecting
 from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import (
@@ -25,6 +25,7 @@ from forge_core.runs.episodes import (
     read_episodes,
     rewards_bytes,
 )
+from forge_core.runs.responding import environment_identity, respond
 from forge_core.runs.stages import grade, refuse_outage, reward_identity
 from forge_core.store import layout
 
@@ -60,7 +61,13 @@ def _evaluate(ctx: RunContext, version: int) -> str:
     weights = ctx.weights_content(version)
     prefix = layout.evaluation(ctx.run_id, version, weights)
     requests = evaluation_requests(ctx, version)
-    request = identity(ctx.policy_digest(version), requests, ctx.heldout, reward_identity(ctx.config))
+    request = identity(
+        ctx.policy_digest(version),
+        requests,
+        ctx.heldout,
+        reward_identity(ctx.config),
+        environment_identity(ctx.config.environment),
+    )
     if ctx.store.published(prefix):
         return ctx.store.open_published(prefix, request=request).manifest.prefix
     rows, seconds = _sample(ctx, version, requests)
@@ -79,7 +86,8 @@ def _sample(ctx: RunContext, version: int, requests: list[GenerationRequest]) ->
         ctx.rollouts.wait_before(min(version + ctx.config.max_staleness, ctx.config.steps), ctx.stop)
     with ctx.sampling(version) as engine:
         started = time.monotonic()
-        completions = engine.generate(requests, stop=ctx.stop, deadline_s=ctx.config.rollout.deadline_s)
+        prompts = {r.request_id: ctx.heldout[place_of(r.request_id)[0]] for r in requests}
+        completions = respond(ctx.config, ctx.play, engine, requests, prompts, ctx.stop)
         seconds = time.monotonic() - started
     wrong = {c.metadata["policy_version"] for c in completions} - {version}
     if wrong:

@@ -17,6 +17,7 @@ from forge_core.config import ConfigError, RunConfig
 from forge_core.config.run_config import DatasetSection, ScratchModel
 from forge_core.data.errors import DataError
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, split_holdout
+from forge_core.models.special import without_special
 
 LOOKED_AT = 256
 LOCAL = ("python://", "reasoning_gym://")
@@ -77,9 +78,9 @@ def _check_characters(prompts: list[Prompt], model: ScratchModel, key: str, *, t
     known = set(model.vocabulary)
     for prompt in prompts:
         text = _text(prompt) + (prompt.target or "" if targets else "")
-        if not known.issuperset(text):
+        if unknown := set(without_special(text)) - known:
             raise DataError(
-                f"{key}.path: row {prompt.row}, {text[:80]!r}, has the characters {sorted(set(text) - known)}, which "
+                f"{key}.path: row {prompt.row}, {text[:80]!r}, has the characters {sorted(unknown)}, which "
                 "model.vocabulary lacks: add them there, or change the data"
             )
 

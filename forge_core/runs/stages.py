@@ -35,6 +35,7 @@ from forge_core.runs.planning import shard_groups, shard_requests
 from forge_core.runs.record import refuse_generation
 from forge_core.runs.recording import recording
 from forge_core.runs.reference_session import reference_digest
+from forge_core.runs.responding import environment_identity, is_broken, respond
 from forge_core.store import Manifest, digest, layout
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def _sample_request(ctx: RunContext, plan: dict[str, Any], shard: int) -> str:
             "prompts": prompts,
             "sampling": plan["sampling"],
             "tokenizer": ctx.tokenizer_digest,
+            **environment_identity(ctx.config.environment),
         }
     )
 
@@ -105,10 +107,11 @@ def _sample(ctx: RunContext, plan: dict[str, Any], shard: int) -> tuple[dict[str
     requests, prompts = shard_requests(ctx.run_id, plan, shard, oldest), _prompts(ctx, plan)
     with ctx.sampling(version) as engine:
         working = time.monotonic()
-        completions = engine.generate(requests, stop=ctx.stop, deadline_s=ctx.config.rollout.deadline_s)
+        asked = {r.request_id: prompts[int(r.request_id.split("/")[-2])] for r in requests}
+        completions = respond(ctx.config, ctx.play, engine, requests, asked, ctx.stop)
     _check_versions(ctx.config, batch, completions)
     rows = [
-        episode_row(request, prompts[int(request.request_id.split("/")[-2])], completion)
+        episode_row(request, asked[request.request_id], completion)
         for request, completion in zip(requests, completions, strict=True)
         if completion.metadata["finish_reason"] != "aborted"
     ]
@@ -124,6 +127,7 @@ def _sample(ctx: RunContext, plan: dict[str, Any], shard: int) -> tuple[dict[str
         "tokens": sum(len(row["response_ids"]) for row in rows),
         "episodes": len(rows),
         "missing": len(requests) - len(rows),
+        "broken": {c.metadata["request_id"]: c.metadata["dropped"] for c in completions if is_broken(c)},
     }
     return {EPISODES_FILE: episodes_bytes(rows)}, provenance
 

@@ -30,6 +30,7 @@ REDOING = "tests/redo/test_commands.py runs it as written"
 ROLES = "tests/roles/test_roles.py does it"
 OWN_FLOW = "tests/platform/test_own_flow.py does it"
 CLUSTER = "needs a container builder or a cluster: not tried, as the document says"
+ENVIRONMENTS = "tests/environments/test_document.py runs it"
 SFT = "tests/sft/test_document.py runs it"
 REPORT = "tests/report/test_document.py runs it"
 OBJECT_STORE = "tests/runtime/test_doctor_store.py does it on an S3 server"
@@ -39,6 +40,9 @@ NOT_RUN = {
     "forge data configs/quickstart.yaml dataset.path=prompts.jsonl dataset.curriculum.column=level eval.holdout=0": (
         "tests/data/test_document.py runs it"
     ),
+    "forge train configs/calculator.yaml": ENVIRONMENTS,
+    "forge train configs/calculator.yaml '~environment'": ENVIRONMENTS,
+    "forge train countdown.yaml": ENVIRONMENTS,
     "forge config configs/sft_quickstart.yaml --sft": SFT,
     "forge sft configs/sft_quickstart.yaml steps=3 run.id=tuned": SFT,
     "forge ledger tuned": SFT,

@@ -132,17 +132,18 @@ def test_the_identity_of_an_evaluation_is_all_that_decides_it_and_nothing_else()
     ask = lambda name, seed=1: [GenerationRequest(f"{name}/{0:08d}/{0:08d}", (1, 2), seed, sampling)]
     prompt = Prompt(0, "id", [{"role": "user", "content": "p"}], "answer", "sort", {"difficulty": 1})
     grade = [{"name": "exact_match", "weight": 1.0, "options": {}, "source": "s"}]
-    first = identity("weights", ask("a"), [prompt], grade)
-    assert first == identity("weights", ask("another name"), [dataclasses.replace(prompt, row=7)], grade)
+    first = identity("weights", ask("a"), [prompt], grade, {})
+    assert first == identity("weights", ask("another name"), [dataclasses.replace(prompt, row=7)], grade, {})
     others = [
-        identity("others", ask("a"), [prompt], grade),
-        identity("weights", ask("a", seed=2), [prompt], grade),
-        identity("weights", ask("a"), [dataclasses.replace(prompt, target="another answer")], grade),
-        identity("weights", ask("a"), [dataclasses.replace(prompt, metadata={"difficulty": 2})], grade),
-        identity("weights", ask("a"), [dataclasses.replace(prompt, task="add")], grade),
-        identity("weights", ask("a"), [prompt], [{**grade[0], "source": "changed"}]),
+        identity("others", ask("a"), [prompt], grade, {}),
+        identity("weights", ask("a", seed=2), [prompt], grade, {}),
+        identity("weights", ask("a"), [dataclasses.replace(prompt, target="another answer")], grade, {}),
+        identity("weights", ask("a"), [dataclasses.replace(prompt, metadata={"difficulty": 2})], grade, {}),
+        identity("weights", ask("a"), [dataclasses.replace(prompt, task="add")], grade, {}),
+        identity("weights", ask("a"), [prompt], [{**grade[0], "source": "changed"}], {}),
+        identity("weights", ask("a"), [prompt], grade, {"environment": {"source": "another"}}),
     ]
-    assert len({first, *others}) == 7
+    assert len({first, *others}) == 8
 
 
 def test_the_table_has_a_row_for_each_policy_and_task():

@@ -17,14 +17,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from forge_core.data_model import Completion, GenerationRequest, SamplingParams
+from forge_core.environments.protocol import Task
+from forge_core.environments.rollout import Play, run_episodes
+from forge_core.environments.turns import TurnRenderer
 from forge_core.generation.hf import HFGenerator
 from forge_core.generation.vllm import VLLMGenerator, version_spans
+from forge_core.generation.vllm_open import Open, finished
 from forge_core.generation.vllm_settings import VLLMSettings
 from forge_core.generation.vllm_slots import RESERVED
 from forge_core.models import probe
@@ -32,6 +38,7 @@ from forge_core.models.errors import WeightsError
 from forge_core.observability.memory import OutOfMemory
 from forge_core.processes.guard import mapped, shared_files
 from forge_core.stop import Stopped, StopToken
+from tests.environments.games import Turns
 from tests.generation.conftest import make_folder, request
 
 pytestmark = pytest.mark.engine
@@ -187,6 +194,24 @@ def test_greedy_tokens_equal_transformers_and_the_trainer(engine: VLLMGenerator,
     for t in range(len(response)):
         found = trainer.forward([(prompt + response[:t], [token]) for token in vocabulary])
         assert max(vocabulary, key=lambda token: found[token][0]) == response[t]
+
+
+def test_turns_of_an_episode_are_sampled_after_all_tokens_before_them(engine: VLLMGenerator, versions: Versions):
+    tokenizer = AutoTokenizer.from_pretrained(versions(0))
+    renderer = TurnRenderer(tokenizer, None, ())
+    play = Play(Turns, renderer, lambda text: (), 3, 4, 30.0, 8, concurrent=True)
+    asked = [
+        dataclasses.replace(request(text, seed, max_new_tokens=30), request_id=f"{text}{seed}")
+        for text in ("12", "3+4")
+        for seed in (0, 1)
+    ]
+    tasks = {r.request_id: Task([{"role": "user", "content": "12"}], None, {}, 0) for r in asked}
+    for completion in run_episodes(play, engine, asked, tasks):
+        mask, ids = completion.metadata["response_mask"], completion.token_ids
+        assert mask.count(False) == 2, "what the environment said after the first two turns"
+        computed = transformers_logprobs(versions(0), [*completion.metadata["prompt_ids"], *ids])[-len(ids) :]
+        sampled = [(p, q) for p, q, own in zip(completion.logprobs, computed, mask, strict=True) if own]
+        assert max(abs(p - q) for p, q in sampled) < EXACT
 
 
 def test_a_request_is_a_function_of_its_seed(engine: VLLMGenerator) -> None:
@@ -511,6 +536,13 @@ def test_two_engines_and_a_killed_owner(tmp_path: Path) -> None:
 
 
 # Small parts --------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_to_another_prompt_is_refused() -> None:
+    sequence = SimpleNamespace(token_ids=[], logprobs=[], finish_reason="stop")
+    asked = Open({"id": "a", "prompt_ids": [5, 6]})
+    told = [finished(asked, SimpleNamespace(prompt_token_ids=ids, outputs=[sequence])) for ids in ([5, 6], [6])]
+    assert ["refused" in result for result in told] == [False, True]
 
 
 def test_version_spans() -> None:
