@@ -42,7 +42,7 @@ def learning(runs: Runs, *, supervised: bool = False) -> list[Drawing]:
         caption = "Losses are means over the tokens that count; a held-out loss is that of the version it stands at."
         return [Drawing("loss", "Loss and stability", caption, partial(curves.panels, runs, curves.SUPERVISED))]
     return [
-        Drawing("reward", "Reward", "Training batches are drawn at the version that they trained; their answers are up to "
+        Drawing("reward", "Reward", "Training batches stand at the version that they trained; their answers are up to "
                 "max_staleness versions older. Held-out prompts are never trained on.",
                 partial(curves.reward, runs)),
         Drawing("components", "Components", "Before weights are applied.", partial(curves.components, runs)),

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from flows.server import ServerHandle
+from forge_core.runs.failures import failures
+from forge_core.store import layout, open_store
 from tests.faults.processes import Forge, write_config
 from tests.faults.stored import Stored
 from tests.runs.harness import TINY
@@ -38,6 +40,9 @@ def test_a_failed_run_says_why_and_goes_on_once_the_cause_is_mended(
     assert any("forge resume tiny" in line for line in last), last
     assert any("in score of batch 0, shard" in line for line in last), last
     assert failed.orphans() == []
+    store = open_store(str(tmp_path / "store"), probe=False)
+    (told,) = failures(store, store.list(layout.run("tiny")))
+    assert (told.role, "the verifier does not answer" in told.error) == ("run", True), "said to those who watch, too"
     (tmp_path / "down").unlink()
     resumed = started("resume", "tiny", "--store", tmp_path / "store")
     assert resumed.wait() == 0, resumed.output
