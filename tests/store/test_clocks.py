@@ -13,8 +13,12 @@ CLOCKS = re.compile(r"\b(time\.time(_ns)?\b|datetime\.(now|utcnow|today)\b|date\
 RECORDS = {  # file -> what it writes down, or shows
     "flows/doctor_store.py": "the difference to the store's clock",
     "flows/stopping.py": "when a stop was asked for",
+    "forge_core/observability/backends/mlflow_backend.py": "when a value was logged, for MLflow's axis",
+    "forge_core/observability/metrics.py": "when a value was recorded",
+    "forge_core/report/page.py": "when a page was made",
     "forge_core/runs/episodes.py": "when an episode was sampled",
     "forge_core/runs/record.py": "when a run or a step began and ended; the name of a run, which put_new makes unique",
+    "forge_core/runs/recording.py": "when a shard's values were recorded",
     "forge_core/runs/stages.py": "when a shard was finished",
     "forge_core/sandbox/image.py": "when an image of this host was used last",
     "forge_core/store/memory.py": "the clock of a store in memory",
