@@ -112,7 +112,7 @@ def _weights_rows(store: Store, run_id: str) -> Iterator[dict[str, Any]]:
     rewards: dict[int, float] = {}
     for metrics in (entry["metrics"] for entry in entries):
         for before in ("eval/before/", "eval/"):
-            if f"{before}version" in metrics:
+            if f"{before}reward/mean" in metrics:
                 rewards[int(metrics[f"{before}version"])] = metrics[f"{before}reward/mean"]
     for entry in entries:
         version, prefix = entry.get("version_out", 0), entry["weights"]

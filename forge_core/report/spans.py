@@ -51,7 +51,9 @@ def _worked(facts: Facts, prefixes: list[str], role: str) -> Iterator[Span]:
         if made is None or "seconds" not in made or "copied_from" in made:
             continue
         batch = str(int(prefix.split("/")[-3]))
-        end = made.get("finished_at_s") or facts.store.written_at(prefix + MANIFEST)
+        end = made.get("finished_at_s") or _stored_at(facts, prefix)
+        if end is None:
+            continue
         start, lane = end - made["seconds"], str(made.get("process", ""))
         yield Span(role, lane, start, end, "work", batch)
         if made.get("waited_seconds", 0.0) > 0.01:
@@ -64,9 +66,12 @@ def _evaluated(facts: Facts, first: int) -> Iterator[Span]:
     prefixes = [k.removesuffix(MANIFEST) for k in facts.sizes if k.startswith(start) and k.endswith(f"/{MANIFEST}")]
     prefixes = [p for p in prefixes if int(p[len(start) :][:8]) >= first]
     for prefix, made in zip(prefixes, _provenances(facts, prefixes), strict=True):
-        if made is not None and "seconds" in made:
-            end = facts.store.written_at(prefix + MANIFEST)
+        if made is not None and "seconds" in made and (end := _stored_at(facts, prefix)) is not None:
             yield Span("evaluation", "", end - made["seconds"], end, "work", f"v{int(prefix[len(start) :][:8])}")
+
+
+def _stored_at(facts: Facts, prefix: str) -> float | None:
+    return facts.tried(prefix, lambda: facts.store.written_at(prefix + MANIFEST))
 
 
 def _provenances(facts: Facts, prefixes: list[str]) -> list[Mapping[str, Any] | None]:

@@ -104,6 +104,34 @@ def test_wrong_values_are_left_out_with_one_warning(caplog: pytest.LogCaptureFix
     assert [record.args[0] for record in caplog.records] == ["text", "table", "mixed"]
 
 
+class Unfit:
+    def __float__(self) -> float:
+        raise RuntimeError("a tensor of two")
+
+
+def test_values_that_nobody_could_store_are_left_out_and_never_sent_on(caplog: pytest.LogCaptureFixture):
+    seen: list[Metric] = []
+    with streaming(seen.append), collecting() as collector, caplog.at_level(logging.WARNING, "forge"):
+        record_metric("unfit", Unfit())
+        record_metric("huge", 10**400)
+        record_metric("nan", {"reward": float("nan")}, Reduce.SAMPLE)
+        record_metric("long", {"text": "x" * 100_000}, Reduce.SAMPLE)
+        record_metric("mixed keys", {1: "a", "b": "c"}, Reduce.SAMPLE)
+        record_metric("own", torch_like := Number(2.0))
+    assert values(drained(collector)) == {"own": 2.0}
+    assert [(metric.key, metric.value, type(metric.value)) for metric in seen] == [("own", 2.0, float)]
+    assert torch_like is not seen[0].value
+    assert [record.args[0] for record in caplog.records] == ["unfit", "huge", "nan", "long", "mixed keys"]
+
+
+class Number:
+    def __init__(self, value: float) -> None:
+        self._value = value
+
+    def __float__(self) -> float:
+        return self._value
+
+
 def test_nothing_is_recorded_when_metrics_are_off(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FORGE_DISABLE_METRICS", "1")
     with collecting() as collector:

@@ -127,6 +127,27 @@ def test_wrong_sql_is_bad_input_that_says_what_is_wrong(store: Store, sql: str, 
     assert "--sql: " in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "source",
+    ["read_text('/etc/hostname')", "read_csv('/etc/passwd')", "glob('/etc/*')", "'/etc/passwd'",
+     "read_parquet('https://example.org/x.parquet')", "read_text('{folder}/outside')"],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["memory", "folder"])
+def test_nothing_but_the_store_is_read(place: str, source: str, tmp_path: Path):
+    (tmp_path / "outside").write_text("secret")
+    uri = f"memory://{os.urandom(8).hex()}" if place == "memory" else str(tmp_path / "store")
+    store = example_run(open_store(uri))
+    with pytest.raises(QueryError):
+        query([RUN], f"SELECT * FROM {source.format(folder=tmp_path)}", store=store)
+    assert numbers(store, COUNT) == [{"n": 48}]
+
+
+def test_a_store_below_a_folder_called_runs_or_like_a_column_keeps_its_names(tmp_path: Path):
+    store = example_run(open_store(str(tmp_path / "runs" / "forge" / "task=math" / "store")))
+    for table in ("episodes", "rewards", "reference", "training", "metrics"):
+        assert numbers(store, f"SELECT DISTINCT run_id FROM {table}") == [{"run_id": RUN}]
+
+
 def test_variables_of_python_are_no_tables(store: Store):
     secret = pa.table({"a": [1]})
     with pytest.raises(QueryError, match="secret does not exist"):
