@@ -63,8 +63,8 @@ class Collector:
         self._warned: set[str] = set()
 
     def push(self, metric: Metric) -> Metric | None:
-        """Take a value. One that cannot be taken is left out, with one warning for its key. Returns it as a plain number
-        or row; None for one that is neither."""
+        """Take a value, and return it as a plain number or row; None for one that is neither. What cannot be taken is
+        left out, with one warning for its key."""
         value, problem = _plain(metric)
         plain = None if problem else replace(metric, value=value)
         problem = problem or self._conflict(metric)

@@ -19,7 +19,7 @@ from forge_core.data_model import REWARDS, to_parquet
 from forge_core.query import QueryError, RunTables, query
 from forge_core.query.files import shard_files
 from forge_core.runs.record import create_run
-from forge_core.store import Store, StoreError, layout, open_store
+from forge_core.store import Ledger, Store, StoreError, layout, open_store
 from tests.query.example import RUN, example_run
 
 COUNT = "SELECT count(*) AS n FROM rewards"
@@ -94,6 +94,18 @@ def test_of_two_tries_of_a_step_the_one_counts_that_was_committed(store: Store):
     for batch in (1, 7):  # a committed step, and one that was not committed
         store.publish(layout.training(RUN, batch, "lost"), {"training.parquet": b"never read"}, request="other")
     assert numbers(store, "SELECT count(*) AS n FROM training") == [{"n": 48}]
+
+
+def test_an_evaluation_without_a_graded_answer_is_a_version_without_a_reward(store: Store):
+    ledger = Ledger(store, RUN)
+    newest = ledger.entry(2)
+    assert newest is not None
+    ungraded = {**newest["metrics"], "eval/version": 3.0}
+    ungraded.pop("eval/reward/mean", None)
+    assert ledger.commit({**newest, "batch": 3, "version_in": 3, "version_out": 4, "metrics": ungraded,
+                          "previous": ledger.previous(3)})  # fmt: skip
+    sql = "SELECT version, eval_reward FROM weights WHERE version = 3"
+    assert numbers(store, sql) == [{"version": 3, "eval_reward": None}]
 
 
 def test_a_run_that_has_just_begun_has_empty_tables(store: Store):

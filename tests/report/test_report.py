@@ -286,3 +286,10 @@ def test_a_report_of_a_run_on_s3(s3_store_uri: str, tmp_path: Path):
     made, page = written(example_run(open_store(f"{s3_store_uri}-report")), tmp_path)
     assert made.problems == {RUN: []}
     assert "The end: batch 2" in visible(page)
+
+
+def test_entries_of_a_run_that_only_graded_again_have_no_fates(store: Store, tmp_path: Path):
+    facts = collect(store, RUN)
+    facts.entries = [{**entry, "episodes": 16} for entry in facts.entries]
+    (_, summary), *_ = run_section(facts, [], []).parts
+    assert "dropped" not in summary
