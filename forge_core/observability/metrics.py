@@ -21,7 +21,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -96,6 +96,13 @@ class Collector:
                 if own[0] is reduction:
                     own[1].merge(kept.state())
 
+    def merge(self, states: Mapping[str, Mapping[str, State]]) -> None:
+        """Take what ``drain`` gave."""
+        with self._lock:
+            for rank, key, state in ((r, k, s) for r, own in states.items() for k, s in own.items()):
+                reduction = Reduce(state["reduction"])
+                self._found.setdefault((int(rank), key), (reduction, accumulator(reduction)))[1].merge(state)
+
     def _conflict(self, metric: Metric) -> str | None:
         known = self._found.get((metric.rank, metric.key))
         if known is None:
@@ -169,6 +176,11 @@ def drained(collector: Collector | None = None) -> dict[str, dict[str, State]]:
     if collector is not _process:
         collector.take(_process)
     return collector.drain()
+
+
+def put_back(states: Mapping[str, Mapping[str, State]]) -> None:
+    """Record again what was ``drained`` and could not be published."""
+    _current.get().merge(states)
 
 
 class Outbox:

@@ -99,8 +99,11 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
 
 def commit_step(ctx: RunContext, entry: dict[str, Any]) -> dict[str, Any]:
     """Commit ``entry`` and tell those who wait for it. Raises LostRace."""
-    batch, entry = entry["batch"], entry | recorded_by_trainer()
-    if not ctx.ledger.commit(entry):
+    batch = entry["batch"]
+    with recorded_by_trainer() as recorded:
+        entry |= recorded
+        committed = ctx.ledger.commit(entry)
+    if not committed:
         winner = ctx.ledger.entry(batch)
         raise LostRace(
             f"training step {batch} of run {ctx.run_id!r} was committed by another trainer (attempt "

@@ -14,6 +14,8 @@ from forge_core.observability.metrics import Metric, collecting, drained, record
 from forge_core.observability.reductions import Reduce, reduce_metrics_states
 from forge_core.rewards.actor import RewardActor
 from forge_core.rewards.grading import RewardItem
+from forge_core.runs.recording import recorded_by_trainer
+from forge_core.store import StoreError
 
 REWARD = """
 from forge_core.observability.metrics import record_metric
@@ -82,6 +84,23 @@ def test_a_step_that_failed_leaves_its_values_to_the_next_try():
     with pytest.raises(OSError, match="gone"):
         step()
     assert values(drained()) == {"kept": 1.0}
+
+
+def test_a_commit_that_failed_leaves_its_values_to_the_next_try():
+    def commit() -> None:
+        with recorded_by_trainer() as entry:
+            assert values(entry["recorded"]) == {"kept": 2.0}
+            raise StoreError("gone")
+
+    with collecting(keep=True):
+        record_metric("kept", 1.0)
+        record_metric("kept", 3.0)
+        with pytest.raises(StoreError, match="gone"):
+            commit()
+    with collecting(keep=True), recorded_by_trainer() as entry:
+        record_metric("kept", 8.0)
+    assert values(entry["recorded"]) == {"kept": 2.0}
+    assert values(drained()) == {"kept": 8.0}
 
 
 def test_ranks_stay_apart_until_they_are_merged():
