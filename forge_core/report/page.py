@@ -13,13 +13,12 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
+from forge_core.observability.entries import held_out, seconds
 from forge_core.observability.progress import duration
-from forge_core.report.curves import held_out
 from forge_core.report.facts import Facts
 from forge_core.report.figures import Drawing
 from forge_core.report.samples import Phase, Sample
 from forge_core.report.settings import shown
-from forge_core.report.spans import seconds
 from forge_core.report.style import STYLE
 from forge_core.report.themes import style_sheet
 from forge_core.visible import visible

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
+from forge_core.observability.entries import STAGES, seconds
 from forge_core.report.facts import Entry, Facts
 from forge_core.store import layout
 from forge_core.store.manifest import MANIFEST
 
 WINDOW = 12  # steps: more are a blur
-STAGES = {"episodes": "generator", "rewards": "scorer", "reference": "reference"}
 INNER = (("time/load", "load"), ("time/train", "train"), ("time/publish", "publish"))  # of a step, in their order
 
 
@@ -92,11 +91,6 @@ def _trained(entry: Entry, before: Entry | None) -> Iterable[Span]:
             yield Span("trainer", lane, at, min(end, at + took), part, label)
             at = min(end, at + took)
     yield Span("trainer", lane, at, end, "work", label)
-
-
-def seconds(text: str) -> float:
-    """ISO 8601 as seconds since 1970."""
-    return datetime.fromisoformat(text).timestamp()
 
 
 def in_lanes(found: Iterable[Span]) -> list[tuple[str, list[list[Span]]]]:

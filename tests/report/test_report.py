@@ -13,8 +13,8 @@ import pytest
 
 from flows.cli import BAD_INPUT, main
 from forge_core.config import load_config
+from forge_core.observability.entries import held_out
 from forge_core.report import Written, write_report
-from forge_core.report.curves import held_out
 from forge_core.report.facts import Facts, collect
 from forge_core.report.figures import curves_of
 from forge_core.report.page import page, run_section, text
