@@ -16,7 +16,7 @@ from forge_core.environments.calculator import Calculator
 from forge_core.environments.protocol import Action, Step, Task
 from forge_core.environments.rollout import Play, run_episodes
 from forge_core.generation.base import GenerationError
-from forge_core.observability.metrics import collecting, drained, record_metric
+from forge_core.observability.metrics import collecting, record_metric
 from forge_core.observability.reductions import Reduce
 from forge_core.stop import Stopped, StopToken
 from tests.environments.scripted import END, Characters, Echo, Policy, decode, encode, episodes_of, play, request, task
@@ -233,7 +233,7 @@ def test_what_an_environment_records_belongs_to_the_stage_that_plays_it():
 
     with collecting() as mine:
         episodes(Policy(turns("ab", "x")), {"a": None, "b": None}, play(Recording))
-    assert drained(mine)["0"]["environment/steps"]["count"] == 4
+    assert mine.drain()["0"]["environment/steps"]["count"] == 4, "and not among what no stage recorded"
 
 
 def test_what_an_environment_says_of_its_end_is_cut_and_holds_no_secret(monkeypatch: pytest.MonkeyPatch):
