@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+from importlib import import_module
 from typing import Any
 
 import httpx
@@ -121,7 +122,7 @@ def run_flow(start: Any, store: Store, run_id: str, about: str = "") -> int:
     # The progress display says what happened; the log of every task is in the UI. Set before Prefect is imported.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING")
     with Console(stderr=True).status("starting the Prefect server"):
-        server = ensure_server()
+        server = ensure_server(meanwhile=lambda: import_module("flows.session"))
     try:
         lines = [f"Prefect UI: {server.ui_url}", f"store: {store.uri}", f"run: {run_id}", *([about] if about else [])]
         print(*lines, sep="\n", file=sys.stderr, flush=True)

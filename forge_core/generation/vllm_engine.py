@@ -23,6 +23,7 @@ import threading
 import time
 from typing import Any
 
+from forge_core.collector import collect_seldom
 from forge_core.generation.vllm_open import Open, finished, sampling_params
 from forge_core.generation.vllm_slots import PROBE_PRIORITY, reserve_slots
 from forge_core.models.probe import check
@@ -287,6 +288,7 @@ async def _serve(engine: Any, channel: Channel, start: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    collect_seldom()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         asyncio.run(serve(channel))
