@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from forge_core.config.alarm_sections import AlarmSection
 from forge_core.config.loss_sections import GRPOLossSection, LossSection
 from forge_core.config.metric_sections import MetricLoggingSection
 from forge_core.config.optimizer_section import Dtype, OptimizerSection
@@ -363,6 +364,7 @@ class RunConfig(Section):
     metric_logging: MetricLoggingSection = Field(
         MetricLoggingSection(), description="Where metrics are shown besides the store."
     )
+    alarms: AlarmSection = Field(AlarmSection(), description="When the run is worth a look; it goes on regardless.")
 
     @property
     def episodes_per_optimizer_step(self) -> int:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from forge_core.config import ConfigError
 from forge_core.config.sft_config import SftConfig
+from forge_core.observability.alarms import FIRST, Alarm, Alarms, silence
 from forge_core.report.curves import held_out
 from forge_core.runs.early_end import is_finished
 from forge_core.runs.failures import Failure, failures
@@ -23,7 +25,7 @@ from forge_core.runs.record import load_run
 from forge_core.store import Ledger, Store, layout
 from forge_core.store.manifest import MANIFEST
 
-WINDOW = 60  # newest steps that are read
+WINDOW = 60  # newest steps that are shown
 OPEN = 3  # batches whose shards are looked at, at most
 STAGES = {"episodes": "generator", "rewards": "scorer", "reference": "reference"}
 
@@ -54,7 +56,8 @@ class Worker:
 @dataclass(frozen=True)
 class State:
     """``version``: the newest committed one (-1: none yet) of ``steps``; ``entries``: of the newest steps, in order;
-    ``held_out``: version, mean reward and interval of the newest evaluation among them."""
+    ``held_out``: version, mean reward and interval of the newest evaluation among them. ``alarms``: those of the newest
+    steps. ``silent_s``: age of the newest object; None: the run has finished or was stopped."""
 
     version: int
     steps: int
@@ -65,6 +68,8 @@ class State:
     roles: list[Role]
     workers: list[Worker]
     failure: Failure | None
+    alarms: list[Alarm]
+    silent_s: float | None
 
 
 class Watched:
@@ -78,6 +83,7 @@ class Watched:
             )
         self._ledger = Ledger(store, run_id)
         self._entries: dict[int, dict[str, Any]] = {}
+        self._first: dict[int, dict[str, Any]] = {}
         self._held_out: tuple[int, float, float, float] | None = None
         self._written: dict[str, float] = {}  # when objects were written: they never change
         self._failure: tuple[set[str], Failure | None] = (set(), None)
@@ -89,14 +95,16 @@ class Watched:
         entries = self._newest(version)
         control = self.store.list(f"{layout.run(self.run_id)}control")
         stops = sum("/control/stop-" in key for key in control)
-        finished = self._finished(version)
+        finished, roles = self._finished(version), list(self._roles(version))
+        silent_s = None if finished else self._silent(roles, control)
         return State(
-            version, self.record.config.steps, finished, stops, entries, self._evaluated(entries),
-            list(self._roles(version)), self._workers(), self._newest_failure(control),
+            version, self.record.config.steps, finished, stops, entries[-WINDOW:], self._evaluated(entries), roles,
+            self._workers(), self._newest_failure(control), self._alarms(version, entries, silent_s), silent_s,
         )  # fmt: skip
 
     def _newest(self, version: int) -> list[dict[str, Any]]:
-        wanted = range(max(0, version - WINDOW), max(0, version))
+        """What is shown, and before it what alarms look at."""
+        wanted = range(max(0, version - WINDOW - Alarms(self.record.config.alarms).needs), max(0, version))
         self._entries = {b: self._entries.get(b) or self._ledger.required(b) for b in wanted}
         return list(self._entries.values())
 
@@ -111,6 +119,29 @@ class Watched:
         config = self.record.config  # a supervised run may end before
         early = isinstance(config, SftConfig) and config.validation.patience is not None
         return early and is_finished(self.store, self.record)
+
+    def _silent(self, roles: list[Role], control: list[str]) -> float | None:
+        """Seconds since anything of the run was stored, unless a request to stop came after it."""
+        now = self.store.now()
+        age = min([role.age_s for role in roles if role.age_s is not None], default=None)
+        age = self._age(layout.run_json(self.run_id), now) if age is None else age
+        stops = [self._age(key, now) for key in control if "/control/stop-" in key]
+        return None if min(stops, default=float("inf")) <= age else age
+
+    def _alarms(self, version: int, entries: list[dict[str, Any]], silent_s: float | None) -> list[Alarm]:
+        """What the newest steps raise, and whether the run is silent."""
+        section = self.record.config.alarms
+        rules = Alarms(section)
+        for batch in range(max(0, min(FIRST, version - len(entries)))):
+            if batch not in self._first:
+                self._first[batch] = self._ledger.required(batch)
+            rules.after(self._first[batch])
+        found = [a for entry in entries for a in rules.after(entry) if a.step >= version - WINDOW]
+        limit_s = None if section.silent_minutes is None else 60.0 * section.silent_minutes
+        if limit_s is not None and silent_s is not None and silent_s > limit_s:
+            at = datetime.fromtimestamp(self.store.now(), UTC).isoformat(timespec="milliseconds")
+            found.append(silence(max(0, version), at, silent_s, limit_s))
+        return found
 
     def _roles(self, version: int) -> Iterator[Role]:
         now, first = self.store.now(), max(0, version)

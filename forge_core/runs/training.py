@@ -95,6 +95,7 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
 def commit_step(ctx: RunContext, entry: dict[str, Any]) -> dict[str, Any]:
     """Commit ``entry`` and tell those who wait for it. Raises LostRace."""
     batch, entry = entry["batch"], entry | recorded_by_trainer()
+    entry["metrics"] |= ctx.space.measured()
     if not ctx.ledger.commit(entry):
         winner = ctx.ledger.entry(batch)
         raise LostRace(

@@ -14,6 +14,7 @@ import pytest
 from flows.cli import BAD_INPUT, main
 from forge_core.config import load_config
 from forge_core.report import Written, write_report
+from forge_core.report.alarms import alarms
 from forge_core.report.curves import held_out
 from forge_core.report.facts import Facts, collect
 from forge_core.report.figures import curves_of
@@ -51,7 +52,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Written, str]:
 def texts_of(store: Store, run_id: str = RUN) -> tuple[Facts, str]:
     """The page without figures: they take the most time."""
     facts = collect(store, run_id)
-    return facts, page([run_id], store.uri, [run_section(facts, [], phases(facts))])
+    return facts, page([run_id], store.uri, [run_section(facts, [], phases(facts), alarms(facts))])
 
 
 def visible(page: str) -> str:

@@ -1,0 +1,44 @@
+"""The alarms of a run, found again from its store.
+
+Invariant: they are those that were raised while it went on, with the newest thresholds. A silence is known by the
+objects around it: the commits, and the shards in between, of one process; what a crash left is no silence of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from forge_core.observability.alarms import Alarm, AnyAlarms, alarm_section, alarms_of, longest_gap, silence
+from forge_core.report.facts import Entry, Facts
+from forge_core.report.spans import seconds
+
+
+def alarms(facts: Facts) -> list[Alarm]:
+    """By training step. None of a run that grades again."""
+    if facts.flow == "rescore":
+        return []
+    section = facts.tried("alarms", lambda: alarm_section(facts.config, supervised=facts.supervised))
+    if section is None:
+        return []
+    found = [*alarms_of(section, facts.entries), *_silences(facts, section)]
+    return sorted(found, key=lambda alarm: alarm.step)
+
+
+def _silences(facts: Facts, section: AnyAlarms) -> Iterator[Alarm]:
+    if section.silent_minutes is None:
+        return
+    limit_s = 60.0 * section.silent_minutes
+    for before, entry in pairwise(facts.entries):
+        begin, end = seconds(before["finished_at"]), seconds(entry["finished_at"])
+        if before.get("attempt") == entry.get("attempt") and end - begin > limit_s:
+            between = [at for at in _finished(facts, entry) if begin < at < end]
+            if (silent_s := longest_gap([begin, *between, end])) > limit_s:
+                yield silence(entry["batch"], entry["finished_at"], silent_s, limit_s)
+
+
+def _finished(facts: Facts, entry: Entry) -> list[float]:
+    """When the shards that a step consumed were finished, in seconds since 1970."""
+    prefixes = [prefix for kind in entry.get("shards", {}).values() for prefix in kind]
+    made = facts.all_of(prefixes, lambda prefix: dict(facts.store.open_published(prefix).manifest.provenance))
+    return [found["finished_at_s"] for found in made if found and "finished_at_s" in found]
