@@ -18,9 +18,11 @@ def alarms(facts: Facts) -> list[Alarm]:
     """By training step. None of a run that grades again."""
     if facts.flow == "rescore":
         return []
-    section = facts.tried("alarms", lambda: alarm_section(facts.config, supervised=facts.supervised))
-    if section is None:
-        return []
+    return facts.tried("alarms", lambda: _raised(facts)) or []
+
+
+def _raised(facts: Facts) -> list[Alarm]:
+    section = alarm_section(facts.config, supervised=facts.supervised)
     found = [*alarms_of(section, facts.entries), *_silences(facts, section)]
     return sorted(found, key=lambda alarm: alarm.step)
 
