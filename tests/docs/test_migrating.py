@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -19,11 +21,13 @@ from forge_core.config.explain import unknown_key
 from forge_core.config.hints import TORCHFORGE_NAMES, suggestions
 from forge_core.config.keys import field_at, key_fields, keys_of
 from forge_core.config.left_out import LEFT_OUT, pattern_of, reason_for
+from forge_core.config.run_gate import validate_for_training
 from forge_core.config.section import Section
 from forge_core.config.sft_config import SftConfig
-from forge_core.config.yaml_text import dump_yaml, load_yaml
+from forge_core.config.sft_loader import load_sft_config, validate_for_sft
+from forge_core.config.yaml_text import load_yaml
 from forge_core.observability.catalogue import known
-from tests.docs.documents import MIGRATING, ROOT, blocks
+from tests.docs.documents import MIGRATING, ROOT, Block, blocks
 
 KEY_TABLES: dict[str, type[Section]] = {"key of torchforge": RunConfig, "key of torchforge's SFT": SftConfig}
 CODE = [*(ROOT / "forge_core").rglob("*.py"), ROOT / "Makefile", *(ROOT / "scripts").iterdir()]
@@ -158,15 +162,15 @@ def test_no_key_that_is_left_out_hides_one_of_ours(model: type[Section]):
         assert [key for key in key_fields() if reason_for(key)] == []
 
 
-def before() -> dict[str, Any]:
-    text = next(block.text for block in blocks(MIGRATING) if not block.language and "apps.grpo.main" in block.text)
-    tree, problems = load_yaml(text)
+def example(command: str) -> dict[str, Any]:
+    """The configuration of the document that is for ``command``."""
+    tree, problems = load_yaml(_block(command).text)
     assert problems == []
     return tree
 
 
-def after() -> RunConfig:
-    return load_config(yaml.safe_load(next(block.text for block in blocks(MIGRATING) if block.language == "yaml")))
+def _block(words: str, language: str = "") -> Block:
+    return next(block for block in blocks(MIGRATING) if block.language == language and words in block.text)
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -177,15 +181,21 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{name}", value
 
 
-def test_the_old_configuration_is_answered_key_by_key(tmp_path, capsys):
-    (tmp_path / "old.yaml").write_text(dump_yaml(before()))
+@pytest.mark.parametrize(("command", "load"), [("apps.grpo.main", load_config), ("apps.sft.main", load_sft_config)])
+def test_an_old_configuration_is_answered_key_by_key(command, load):
     with pytest.raises(ConfigError) as caught:
-        load_config(tmp_path / "old.yaml")
-    unanswered = [
-        p for p in caught.value.problems if "did you mean" not in p and "there is none of this meaning" not in p
-    ]
-    assert unanswered == []
-    assert len(caught.value.problems) > 30
+        load(example(command))
+    answers = (
+        "did you mean",
+        "there is none of this meaning",
+        "model.vocabulary: is missing",
+    )  # a section: a new model
+    assert [p for p in caught.value.problems if not any(answer in p for answer in answers)] == []
+    assert len(caught.value.problems) > 20
+
+
+def test_the_command_says_it(tmp_path, capsys):
+    (tmp_path / "old.yaml").write_text(_block("apps.grpo.main").text)
     assert main(["config", str(tmp_path / "old.yaml")]) == BAD_INPUT
     assert "group_size: unknown key: did you mean grpo.n_samples?" in capsys.readouterr().err
 
@@ -200,23 +210,39 @@ def test_a_configuration_of_the_guide_for_several_gpus_loads():
 
 def test_the_new_configuration_says_what_the_old_one_did():
     """Each value of the example before stands under the key that the tables name for it."""
-    config, checked = after(), 0
-    for key, value in _leaves(before()):
-        new = key if key in key_fields() else next(iter(suggestions(key)), None)
-        if reason_for(key) or new in ("model", "rewards.workers", None):
-            continue
-        found: Any = config
-        for part in new.split("."):
-            found = getattr(found, part)
-        assert found == value, (key, new)
-        checked += 1
-    assert checked > 30
+    config = load_config(yaml.safe_load(_block("off_by_n", "yaml").text))
+    assert _compared("apps.grpo.main", config) > 30
     assert config.model == "Qwen/Qwen3-1.7B"
+    assert validate_for_training(load_config(config, ["generator.backend=hf"]), gpus=3) == []
+
+
+def test_the_new_supervised_configuration_says_what_the_old_one_did():
+    config, old = load_sft_config(example("forge sft")), example("apps.sft.main")
+    with keys_of(SftConfig):
+        scaled = ("training.local_batch_size", "training.steps", "training.dataset", "checkpoint.interval")
+        assert _compared("apps.sft.main", config, leave_out=(*scaled, "checkpoint.folder")) > 10
+    assert config.model == old["model_name"]
+    assert validate_for_sft(config, gpus=8) == []
+    assert config.steps * config.training.sync_interval == old["training"]["steps"]
+    assert config.checkpoint.interval * config.training.sync_interval == old["checkpoint"]["interval"]
+    assert config.training.batch_size == old["training"]["local_batch_size"] * old["processes"]["procs"]
+
+
+def _compared(command: str, config: Section, leave_out: tuple[str, ...] = ()) -> int:
+    """How many values of an old configuration are those of ``config`` under their new keys; all must be."""
+    found = 0
+    for key, value in _leaves(example(command)):
+        new = key if key in key_fields() else next(iter(suggestions(key)), None)
+        if reason_for(key) or new in ("model", "rewards.workers", None) or key in leave_out:
+            continue
+        assert reduce(getattr, new.split("."), config) == value, (key, new)
+        found += 1
+    return found
 
 
 def _python(word: str) -> dict[str, Any]:
     scope: dict[str, Any] = {}
-    exec(next(block.text for block in blocks(MIGRATING) if block.language == "python" and word in block.text), scope)
+    exec(_block(word, "python").text, scope)
     return scope
 
 
@@ -238,3 +264,10 @@ def test_the_loss_of_the_guide_gives_a_gradient():
     assert metrics == {"pg_loss": pytest.approx(-1.0), "kl": pytest.approx(0.0), "ratio_mean": pytest.approx(1.0)}
     assert logits.grad is not None
     assert [bool(row.norm() > 0) for row in logits.grad[0]] == [True, True, False, False]
+
+
+def test_the_service_answers(tmp_path, monkeypatch):
+    (tmp_path / "migrated_judge.py").write_text(_block("class Judge", "python").text)
+    monkeypatch.syspath_prepend(tmp_path)
+    grades = asyncio.run(importlib.import_module("migrated_judge").grade_all(["a" * 50, "a" * 200]))
+    assert grades == [0.5, 1.0]
