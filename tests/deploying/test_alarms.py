@@ -20,6 +20,8 @@ from forge_core.runs.context import RunContext
 from forge_core.runs.record import create_run
 from forge_core.store import Ledger, open_store
 from tests.deploying.conftest import Operator
+from tests.docs.documents import ROOT
+from tests.docs.documents import blocks as documented
 from tests.store.entries import RUN, entry, init_entry
 
 pytestmark = pytest.mark.server
@@ -60,13 +62,15 @@ def stored_events(operator: Operator) -> dict[str, Any]:
     return {event["event"]: event for event in operator.api("/events/filter", wanted)["events"]}
 
 
+@pytest.mark.usefixtures("deployed")
 def test_alarms_are_events_and_are_sent_with_the_operators_block(operator: Operator, inbox: tuple[str, list[str]]):
     address, received = inbox
     block = {"name": "alarms", "url": address, "json_data": {"text": "{{subject}}: {{body}}"}}
     with temporary_settings({PREFECT_API_URL: operator.server.url}):
         CustomWebhookNotificationBlock(**block).save(ALARMS)
-        deployed = operator.deploy("--store", operator.store.uri)
-        assert deployed["automation forge: alarms are sent"] == "created"
+        said = operator.deploy("--store", operator.store.uri)
+        assert said.pop("automation forge: alarms are sent") == "created"
+        assert set(said.values()) == {"left"}
         ctx, notes = context(silent_minutes=0.02), list[str]()
         alarming = Alarming(ctx, notes.append)
         alarming.begin([])
@@ -94,3 +98,21 @@ def test_alarms_are_events_and_are_sent_with_the_operators_block(operator: Opera
     assert events.keys() == {"forge.alarm.kl", "forge.alarm.silent"}
     assert events["forge.alarm.kl"]["resource"]["prefect.resource.id"] == f"forge.run.{RUN}"
     assert events["forge.alarm.kl"]["payload"] | {"value": 2.0, "limit": 1.0} == events["forge.alarm.kl"]["payload"]
+    remove(operator, "automations", "forge: alarms are sent")
+    remove(operator, "block_documents", ALARMS)
+
+
+@pytest.mark.usefixtures("deployed")
+def test_the_python_of_the_document_works(operator: Operator):
+    blocks = [block.text for block in documented(ROOT / "docs" / "alarms.md") if block.language == "python"]
+    with temporary_settings({PREFECT_API_URL: operator.server.url}):
+        for text in blocks:
+            exec(text.replace("clean-up/nightly", "retrain/nightly"), {})
+    remove(operator, "block_documents", ALARMS)
+    remove(operator, "automations", "clean up")
+
+
+def remove(operator: Operator, kind: str, name: str) -> None:
+    """What was made here: the tests of this folder share the server."""
+    (found,) = [one for one in operator.api(f"/{kind}/filter", {}) if one["name"] == name]
+    operator.api(f"/{kind}/{found['id']}", method="DELETE")
