@@ -30,7 +30,7 @@ QUIET = {"reward/std": 0.3, "entropy": 0.5, "kl": 0.01, "mismatch/one_version_me
 NONE = {"planned": 8, "trained": 0, "dropped": {"zero_variance": 8}}
 
 
-def steps(n: int, first: int = 0, **metrics: Any) -> list[dict[str, Any]]:
+def steps(n: int, first: int = 0, /, **metrics: Any) -> list[dict[str, Any]]:
     """Entries of a run that learns; a metric may be a function of the step."""
     made = []
     for batch in range(first, first + n):
@@ -191,7 +191,7 @@ def test_the_report_finds_a_silence_between_two_commits_of_one_process():
         *steps(3),
         *(
             {**one, "attempt": attempt, "finished_at": (START + timedelta(minutes=50)).isoformat()}
-            for one in steps(1, first=3)
+            for one in steps(1, 3)
         ),
     ]
     (alarm,) = alarms(collect(stored(late("a0")), RUN))
