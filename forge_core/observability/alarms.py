@@ -28,8 +28,8 @@ SILENT = "silent"
 
 @dataclass(frozen=True)
 class Alarm:
-    """``step``: the training step after which it was raised, at ``at`` (ISO 8601). ``value`` is on the wrong side of
-    ``limit``."""
+    """``step``: how many training steps were committed when it was raised, at ``at`` (ISO 8601): the newest policy
+    version. ``value`` is on the wrong side of ``limit``."""
 
     name: str
     step: int
@@ -92,7 +92,7 @@ class Alarms:
         self._seen.add(entry["metrics"], entry["episodes"]["trained"] > 0)
         holding = [(name, rule(self._section, self._seen)) for name, rule in self._rules.items()]
         return [
-            Alarm(name, step, entry["finished_at"], *found)
+            Alarm(name, entry["version_out"], entry["finished_at"], *found)
             for name, found in holding
             if found is not None and self._is_new(name, step)
         ]

@@ -36,7 +36,7 @@ def _silences(facts: Facts, section: AnyAlarms) -> Iterator[Alarm]:
         if before.get("attempt") == entry.get("attempt") and end - begin > limit_s:
             between = [at for at in _finished(facts, entry) if begin < at < end]
             if (silent_s := longest_gap([begin, *between, end])) > limit_s:
-                yield silence(entry["batch"], entry["finished_at"], silent_s, limit_s)
+                yield silence(entry["version_out"], entry["finished_at"], silent_s, limit_s)
 
 
 def _finished(facts: Facts, entry: Entry) -> list[float]:

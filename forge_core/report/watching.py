@@ -136,7 +136,7 @@ class Watched:
             if batch not in self._first:
                 self._first[batch] = self._ledger.required(batch)
             rules.after(self._first[batch])
-        found = [a for entry in entries for a in rules.after(entry) if a.step >= version - WINDOW]
+        found = [a for entry in entries for a in rules.after(entry) if a.step > version - WINDOW]
         limit_s = None if section.silent_minutes is None else 60.0 * section.silent_minutes
         if limit_s is not None and silent_s is not None and silent_s > limit_s:
             at = datetime.fromtimestamp(self.store.now(), UTC).isoformat(timespec="milliseconds")

@@ -85,12 +85,12 @@ def test_alarms_are_events_and_are_sent_with_the_operators_block(operator: Opera
         ctx.close()
         EventsWorker.instance().drain()
     assert notes[0] == (
-        "alarm after step 2: the KL to the reference model is 2 nats per token, above 1 in 3 steps in a row"
+        "alarm after step 3: the KL to the reference model is 2 nats per token, above 1 in 3 steps in a row"
     )
     assert "no new object for 0 minutes, limit 0.02 minutes" in notes[1]
     operator.wait("two notifications", lambda: len(received) == 2)
     assert sorted(received) == [
-        f'{{"text":"forge: kl in {RUN}: after step 2: {notes[0].partition(": ")[2]}"}}',
+        f'{{"text":"forge: kl in {RUN}: after step 3: {notes[0].partition(": ")[2]}"}}',
         f'{{"text":"forge: silent in {RUN}: after step 0: {notes[1].partition(": ")[2]}"}}',
     ]
     operator.wait("two stored events", lambda: len(stored_events(operator)) == 2)

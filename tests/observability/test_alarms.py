@@ -55,7 +55,7 @@ def test_a_run_that_learns_raises_nothing():
 
 def test_a_reward_that_does_not_rise_is_flat_once_the_window_is_full():
     (alarm,) = alarms_of(AlarmSection(), steps(300, **{"reward/mean": lambda b: 0.4 + 0.01 * (b % 3)}))
-    assert (alarm.name, alarm.step, alarm.at) == ("flat_reward", 99, (START + timedelta(minutes=99)).isoformat())
+    assert (alarm.name, alarm.step, alarm.at) == ("flat_reward", 100, (START + timedelta(minutes=99)).isoformat())
     assert alarm.limit == pytest.approx(0.1 * 0.3)
     assert "0.410 in the newest 50 steps" in alarm.message
 
@@ -63,18 +63,18 @@ def test_a_reward_that_does_not_rise_is_flat_once_the_window_is_full():
 @pytest.mark.parametrize(("rise", "flat"), [(0.029, True), (0.031, False)])
 def test_how_much_a_reward_must_rise_is_a_share_of_its_spread(rise: float, flat: bool):
     found = raised(AlarmSection(flat_reward=10), steps(10, **{"reward/mean": lambda b: rise * (b >= 5)}))
-    assert found == ([("flat_reward", 9)] if flat else [])
+    assert found == ([("flat_reward", 10)] if flat else [])
 
 
 def test_a_falling_reward_and_one_that_is_always_the_same_are_flat():
     for reward in (lambda b: -0.1 * b, 0.0, 1.0):
         found = raised(AlarmSection(flat_reward=20), steps(20, **{"reward/mean": reward, "reward/std": 0.0}))
-        assert found == [("flat_reward", 19)]
+        assert found == [("flat_reward", 20)]
 
 
 def test_the_entropy_has_collapsed_against_the_first_steps():
     (alarm,) = alarms_of(AlarmSection(), steps(30, entropy=lambda b: 0.5 if b < 10 else 0.0099))
-    assert (alarm.name, alarm.step) == ("entropy_collapse", 12)
+    assert (alarm.name, alarm.step) == ("entropy_collapse", 13)
     assert (alarm.value, alarm.limit) == (0.0099, 0.01)
     assert raised(AlarmSection(), steps(30, entropy=lambda b: 0.5 if b < 10 else 0.0101)) == []
 
@@ -82,7 +82,7 @@ def test_the_entropy_has_collapsed_against_the_first_steps():
 @pytest.mark.parametrize("name", ["kl", "mismatch"])
 def test_a_blow_up_takes_three_steps_in_a_row(name: str):
     assert raised(AlarmSection(), steps(20, **{key(name): lambda b: 1.1 if b in (5, 6, 8, 9) else 0.1})) == []
-    assert raised(AlarmSection(), steps(20, **{key(name): lambda b: 1.1 if b >= 5 else 0.1})) == [(name, 7)]
+    assert raised(AlarmSection(), steps(20, **{key(name): lambda b: 1.1 if b >= 5 else 0.1})) == [(name, 8)]
 
 
 def test_steps_that_trained_nothing_say_nothing_of_the_policy():
@@ -94,8 +94,8 @@ def test_steps_that_trained_nothing_say_nothing_of_the_policy():
 
 def test_an_alarm_that_goes_on_is_raised_once_and_again_after_a_rest():
     blow_up = lambda until: lambda b: 2.0 if b < until or b >= 60 else 0.1
-    assert raised(AlarmSection(), steps(80, kl=blow_up(35))) == [("kl", 2), ("kl", 62)]
-    assert raised(AlarmSection(), steps(80, kl=blow_up(50))) == [("kl", 2)]
+    assert raised(AlarmSection(), steps(80, kl=blow_up(35))) == [("kl", 3), ("kl", 63)]
+    assert raised(AlarmSection(), steps(80, kl=blow_up(50))) == [("kl", 3)]
 
 
 @pytest.mark.parametrize("name", ["flat_reward", "entropy", "kl", "mismatch"])
@@ -112,7 +112,7 @@ def test_null_switches_one_alarm_off(name: str):
 def test_a_supervised_run_has_an_alarm_for_a_rising_loss():
     assert raised(SftAlarmSection(), steps(40, loss=lambda b: max(1.0, 3.0 - 0.1 * b))) == []
     (alarm,) = alarms_of(SftAlarmSection(), steps(40, loss=lambda b: 1.0 if b < 20 else 1.6))
-    assert (alarm.name, alarm.step, alarm.limit) == ("loss_rise", 22, 1.5)
+    assert (alarm.name, alarm.step, alarm.limit) == ("loss_rise", 23, 1.5)
     assert raised(SftAlarmSection(loss_rise=None), steps(40, loss=lambda b: 1.0 if b < 20 else 1.6)) == []
 
 
@@ -120,7 +120,7 @@ def test_a_supervised_run_has_an_alarm_for_a_rising_loss():
 def test_a_disk_is_nearly_full_when_few_versions_have_room(section: AnyAlarms):
     free = lambda b: (20 - b) * GIB
     (alarm,) = alarms_of(section, steps(15, **{FREE: free, WEIGHTS: 1.0 * GIB}))
-    assert (alarm.name, alarm.step) == ("disk_full", 11)
+    assert (alarm.name, alarm.step) == ("disk_full", 12)
     assert "9 GiB are free" in alarm.message
     assert raised(section, steps(15, **{FREE: free, WEIGHTS: 1.0 * 2**20})) == []
     assert raised(section.model_copy(update={"disk_versions": None}), steps(15, **{FREE: free, WEIGHTS: GIB})) == []
@@ -128,7 +128,7 @@ def test_a_disk_is_nearly_full_when_few_versions_have_room(section: AnyAlarms):
 
 def test_a_bucket_is_nearly_full_at_the_size_that_its_owner_states():
     full = steps(5, **{STORED: lambda b: (b + 97) * GIB})
-    assert raised(AlarmSection(bucket_gib=100), full) == [("bucket_full", 3)]
+    assert raised(AlarmSection(bucket_gib=100), full) == [("bucket_full", 4)]
     assert raised(AlarmSection(), full) == []
 
 
@@ -143,7 +143,7 @@ def test_going_on_with_a_run_raises_what_going_through_raises():
         newest = max(0, head - rules.needs)
         for one in [*entries[: min(5, newest)], *entries[newest:head]]:
             rules.after(one)
-        assert [a for one in entries[head:] for a in rules.after(one)] == [a for a in whole if a.step >= head]
+        assert [a for one in entries[head:] for a in rules.after(one)] == [a for a in whole if a.step > head]
 
 
 def test_a_step_costs_microseconds():
@@ -195,7 +195,7 @@ def test_the_report_finds_a_silence_between_two_commits_of_one_process():
         ),
     ]
     (alarm,) = alarms(collect(stored(late("a0")), RUN))
-    assert (alarm.name, alarm.step, alarm.message) == ("silent", 3, "no new object for 48 minutes, limit 30 minutes")
+    assert (alarm.name, alarm.step, alarm.message) == ("silent", 4, "no new object for 48 minutes, limit 30 minutes")
     assert alarms(collect(stored(late("resumed")), RUN)) == []
     assert alarms(collect(stored(late("a0"), silent_minutes=None), RUN)) == []
     store = stored(late("a0"))
@@ -218,7 +218,7 @@ def screen(store: Store, capsys: pytest.CaptureFixture[str]) -> str:
 def test_watching_shows_the_alarms_of_the_newest_steps(capsys: pytest.CaptureFixture[str]):
     text = screen(stored(steps(12, kl=lambda b: 2.0 if b > 4 else 0.1)), capsys)
     assert "the KL to the reference model is 2 nats per token" in text
-    assert "(step 7)" in text
+    assert "(step 8)" in text
     assert "alarm" not in screen(stored(steps(100, kl=lambda b: 2.0 if b < 10 else 0.1)), capsys)
 
 
