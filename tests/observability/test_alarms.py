@@ -164,11 +164,11 @@ def test_thresholds_that_mean_nothing_are_refused():
 # From the store -----------------------------------------------------------------------------------------------------
 
 
-def stored(entries: list[dict[str, Any]], wanted_steps: int = 500, **thresholds: Any) -> Store:
+def stored(entries: list[dict[str, Any]], wanted_steps: int = 500, max_staleness: int = 0, **thresholds: Any) -> Store:
     """A store with a run of these entries."""
     store = open_store(f"memory://alarms-{os.urandom(6).hex()}")
-    given = {"run": {"id": RUN}, "steps": wanted_steps, "rewards": {"functions": [{"path": "exact_match"}]}}
-    create_run(store, load_config({**given, "alarms": thresholds}))
+    given = {"run": {"id": RUN}, "steps": wanted_steps, "max_staleness": max_staleness, "alarms": thresholds}
+    create_run(store, load_config({**given, "rewards": {"functions": [{"path": "exact_match"}]}}))
     ledger = Ledger(store, RUN)
     ledger.commit_init(init_entry())
     for one in entries:
@@ -198,11 +198,19 @@ def test_the_report_finds_a_silence_between_two_commits_of_one_process():
     assert (alarm.name, alarm.step, alarm.message) == ("silent", 4, "no new object for 48 minutes, limit 30 minutes")
     assert alarms(collect(stored(late("resumed")), RUN)) == []
     assert alarms(collect(stored(late("a0"), silent_minutes=None), RUN)) == []
-    store = stored(late("a0"))
-    shards = [START.timestamp() + 60.0 * minute for minute in (20, 40)]
-    for where, at in zip((layout.episodes(RUN, 3, 0, 0), layout.rewards(RUN, 3, 0, 0)), shards, strict=True):
-        store.publish(where, {"x.parquet": b"x"}, request="x", provenance={"finished_at_s": at})
-    assert alarms(collect(store, RUN)) == [], "shards were stored all the time"
+
+
+def test_shards_that_were_stored_in_between_are_no_silence():
+    entries = steps(4)
+    entries[3]["finished_at"] = (START + timedelta(minutes=50)).isoformat()
+    for staleness, found in ((0, ["silent"]), (1, [])):
+        store = stored(entries, max_staleness=staleness)
+        for batch, minute in ((3, 15), (4, 40)):  # one of the step, one of the batch after it
+            at = {"finished_at_s": START.timestamp() + 60.0 * minute}
+            store.publish(layout.episodes(RUN, batch, 0, 0), {"x.parquet": b"x"}, request="x", provenance=at)
+        assert [alarm.name for alarm in alarms(collect(store, RUN))] == found
+        limited = stored(entries, max_staleness=staleness)
+        assert [alarm.name for alarm in alarms(collect(limited, RUN))] == ["silent"]
 
 
 def test_the_longest_gap_is_between_neighbours_in_time():
