@@ -146,6 +146,13 @@ def test_going_on_with_a_run_raises_what_going_through_raises():
         assert [a for one in entries[head:] for a in rules.after(one)] == [a for a in whole if a.step > head]
 
 
+def test_steps_before_a_gap_do_not_count_as_steps_in_a_row():
+    flat = {"reward/mean": 0.5, "kl": 2.0}
+    assert raised(AlarmSection(kl=None), [*steps(60, **flat), *steps(99, 300, **flat)]) == []
+    assert raised(AlarmSection(flat_reward=None), [*steps(2, **flat), *steps(2, 300, **flat)]) == []
+    assert raised(AlarmSection(), [*steps(60, kl=0.1), *steps(100, 300, **flat)]) == [("kl", 303), ("flat_reward", 400)]
+
+
 def test_a_step_costs_microseconds():
     rules, entries = Alarms(AlarmSection()), steps(2000)
     started = time.perf_counter()
