@@ -50,10 +50,14 @@ def inbox() -> Iterator[tuple[str, list[str]]]:
     server.server_close()
 
 
-def context(**alarms: Any) -> RunContext:
-    store = open_store("memory://alarm-events")
+def context(committed: int = 0, **alarms: Any) -> RunContext:
+    """Of a run with as many committed steps, each with a large KL."""
+    store = open_store(f"memory://alarm-events-{committed}")
     given = {"run": {"id": RUN}, "steps": 9, "rewards": {"functions": [{"path": "exact_match"}]}, "alarms": alarms}
-    Ledger(store, RUN).commit_init(init_entry())
+    ledger = Ledger(store, RUN)
+    ledger.commit_init(init_entry())
+    for batch in range(committed):
+        assert ledger.commit(entry(batch, ledger.previous(batch), metrics={"kl": 2.0}))
     return RunContext(store, create_run(store, load_config(given)))
 
 
@@ -76,8 +80,7 @@ def test_alarms_are_events_and_are_sent_with_the_operators_block(operator: Opera
         alarming.begin([])
         alarming.watch_silence()
         for batch in range(4):
-            for observer in ctx.observers[-1:]:
-                observer(entry(batch, "", metrics={"kl": 2.0}))
+            ctx.observers[-1](entry(batch, "", metrics={"kl": 2.0}))
         deadline = time.monotonic() + 30.0
         while len(notes) < 2 and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -116,3 +119,15 @@ def remove(operator: Operator, kind: str, name: str) -> None:
     """What was made here: the tests of this folder share the server."""
     (found,) = [one for one in operator.api(f"/{kind}/filter", {}) if one["name"] == name]
     operator.api(f"/{kind}/{found['id']}", method="DELETE")
+
+
+@pytest.mark.parametrize(("committed", "told"), [(2, 1), (3, 0), (8, 0)])
+def test_a_process_that_goes_on_with_a_run_knows_what_was_told(operator: Operator, committed: int, told: int):
+    ctx, notes = context(committed), list[str]()
+    with temporary_settings({PREFECT_API_URL: operator.server.url}):
+        alarming = Alarming(ctx, notes.append)
+        alarming.begin()
+        ctx.observers[-1](entry(committed, "", metrics={"kl": 2.0}))
+        alarming.close()
+        ctx.close()
+    assert len(notes) == told
