@@ -17,7 +17,7 @@ from typing import Any
 from forge_core.config import ConfigError
 from forge_core.config.sft_config import SftConfig
 from forge_core.observability.alarms import FIRST, Alarm, Alarms, silence
-from forge_core.report.curves import held_out
+from forge_core.observability.entries import STAGES, held_out
 from forge_core.runs.early_end import is_finished
 from forge_core.runs.failures import Failure, failures
 from forge_core.runs.heartbeat import Unchanged
@@ -27,7 +27,6 @@ from forge_core.store.manifest import MANIFEST
 
 WINDOW = 60  # newest steps that are shown
 OPEN = 3  # batches whose shards are looked at, at most
-STAGES = {"episodes": "generator", "rewards": "scorer", "reference": "reference"}
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,16 @@ Versions that a run evaluates are within reach by themselves: one is evaluated b
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from forge_core.store import layout
 from forge_core.store.checkpoints import complete_checkpoints, prefix_number
 from forge_core.store.deletion import Garbage, delete_objects
-from forge_core.store.errors import NotFound
+from forge_core.store.errors import NotFound, StoreError
 from forge_core.store.ledger import Ledger
 from forge_core.store.store import Store
 
@@ -91,14 +93,16 @@ def collect(
 def _delete(store: Store, due: Mapping[str, dict[str, int]], pinned: Callable[[], Collection[str]]) -> list[str]:
     """Delete the objects ``due`` (keys by prefix), but for those that have been pinned since; the prefixes deleted."""
     weights = [prefix for prefix in due if _place(prefix)[0] == "weights"]
-    for prefix in weights:
-        store.put_json(layout.deleting(prefix), {"prefix": prefix})
+    own = uuid.uuid4().hex[:8]  # another collector's word is not this one's to take back
+    with suppress(StoreError):  # a store too full for a word takes no promotion either
+        for prefix in weights:
+            store.put_json(layout.deleting(prefix, own), {"prefix": prefix})
     spared = set(pinned()) if weights else set()
     deleted = [prefix for prefix in due if prefix not in spared]
     for prefix in deleted:
         delete_objects(store, due[prefix])
     for prefix in weights:
-        store.delete(layout.deleting(prefix))
+        store.delete(layout.deleting(prefix, own))
     return deleted
 
 
