@@ -292,5 +292,5 @@ def test_a_report_of_a_run_on_s3(s3_store_uri: str, tmp_path: Path):
 def test_entries_of_a_run_that_only_graded_again_have_no_fates(store: Store, tmp_path: Path):
     facts = collect(store, RUN)
     facts.entries = [{**entry, "episodes": 16} for entry in facts.entries]
-    (_, summary), *_ = run_section(facts, [], []).parts
+    (_, summary), *_ = run_section(facts, [], [], []).parts
     assert "dropped" not in summary
