@@ -12,6 +12,7 @@ from typing import Any
 from prefect import runtime
 from prefect.states import Cancelled, Completed, Crashed, Failed, State
 
+from flows.alarming import Alarming
 from flows.artifacts import RunArtifacts
 from flows.crew import CrewLost
 from flows.restarting import flow_run_id, started_before, with_run_id
@@ -43,10 +44,12 @@ class Coordination:
         self._watcher = StopWatcher(self.stop, self.store, self.run_id, runtime.flow_run.id)
         self._best_effort = BestEffort(limit_s=30.0)
         self._artifacts = RunArtifacts(self._best_effort, runtime.flow_run.id, self.run_id, self.steps)
+        self._alarms = Alarming(self.context, log.warning)
         self._shown = 0
 
     def __enter__(self) -> Coordination:
         self._watcher.__enter__()
+        self._alarms.watch_silence()
         return self
 
     def finished(self) -> bool:
@@ -74,6 +77,7 @@ class Coordination:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._watcher.__exit__(None, None, None)
+        self._alarms.close()
         if error is None:
             self._artifacts.finish(self.context.ledger.entries())
         self._best_effort.close(10.0)

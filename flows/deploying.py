@@ -29,7 +29,7 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
-from flows.deploying_automations import automations
+from flows.deploying_automations import ALARMS, automations
 from flows.deploying_project import Deployment, Pool, Project, Schedule
 from forge_core.config import ConfigError
 
@@ -86,7 +86,7 @@ def deploy(client: SyncPrefectClient, project: Project, store: str, *, move_stor
         _pool(client, report, name, pool, reset)
     _store(client, report, store, move_store)
     ids = {d.full_name: _deployment(client, report, d, project.pull, reset) for d in project.deployments}
-    for automation in automations(ids):
+    for automation in automations(ids, _notifier(client)):
         _automation(client, report, automation, reset)
     return report
 
@@ -193,6 +193,12 @@ def _schedules(
             f"schedule {s.slug} is {'active' if old.active else 'paused'}"
         ):
             client.update_deployment_schedule(there.id, old.id, active=s.active)
+
+
+def _notifier(client: SyncPrefectClient) -> UUID | None:
+    """The notification block that alarms are sent with, where the operator has made one."""
+    blocks = client.read_block_documents(block_schema_type="notify", include_secrets=False)
+    return next((block.id for block in blocks if block.name == ALARMS), None)
 
 
 def _automation(client: SyncPrefectClient, report: Report, wanted: AutomationCore, reset: bool) -> None:

@@ -7,6 +7,7 @@ Invariants:
   scheduled again: the same flow run, so the same parameters. The flow goes on with its stored run, and fails instead of
   crashing when that leads nowhere, which ends the circle. The pause is there because a worker reports a crash twice,
   and its second report would undo the restart; it also keeps code that cannot even be imported from spinning.
+- Alarms are sent on where the server has a notification block for them; each once, and none stops a run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from prefect.client.schemas.objects import StateType
-from prefect.events.actions import ActionTypes, ChangeFlowRunState, RunDeployment
+from prefect.events.actions import ActionTypes, ChangeFlowRunState, RunDeployment, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
 SILENCE = timedelta(seconds=90)
@@ -25,13 +26,16 @@ HEARTBEAT, CRASHED = "prefect.flow-run.heartbeat", "prefect.flow-run.Crashed"
 ENDED = ("Completed", "Failed", "Cancelled", "Crashed")
 RETRAIN = "retrain/nightly"
 RETRAIN_EVENTS = ("forge.data.new", "forge.eval.regressed")
+ALARMS = "forge-alarms"  # the block that alarms are sent with
 
 
-def automations(deployments: Mapping[str, UUID]) -> list[AutomationCore]:
-    """All of them; ``deployments``: ids by full name."""
+def automations(deployments: Mapping[str, UUID], notifier: UUID | None) -> list[AutomationCore]:
+    """All of them; ``deployments``: ids by full name, ``notifier``: id of the block ``ALARMS``, if there is one."""
     found = [_silent_runs(), _crashed_runs()]
     if RETRAIN in deployments:
         found.append(_retraining(deployments[RETRAIN]))
+    if notifier is not None:
+        found.append(_alarms(notifier))
     return found
 
 
@@ -77,6 +81,19 @@ def _retraining(deployment: UUID) -> AutomationCore:
         f"Runs {RETRAIN} on the events {' and '.join(RETRAIN_EVENTS)}.",
         EventTrigger(expect=set(RETRAIN_EVENTS), posture=Posture.Reactive, threshold=1),
         RunDeployment(deployment_id=deployment),
+    )
+
+
+def _alarms(notifier: UUID) -> AutomationCore:
+    return _automation(
+        "forge: alarms are sent",
+        f"Sends each alarm of a run with the notification block {ALARMS}.",
+        EventTrigger(expect={"forge.alarm.*"}, posture=Posture.Reactive, threshold=1),
+        SendNotification(
+            block_document_id=notifier,
+            subject="forge: {{ event.payload.name }} in {{ event.resource['prefect.resource.name'] }}",
+            body="after step {{ event.payload.step }}: {{ event.payload.message }}",
+        ),
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from prefect import runtime
 from prefect.states import Cancelled, Completed, Crashed, Failed, State
 
+from flows.alarming import Alarming
 from flows.stopping import SIGTERM, StopWatcher
 from flows.window import raise_if_failed
 from forge_core.algorithms.fates import StalenessError
@@ -70,6 +71,7 @@ class RoleSession:
         self._moved = Unchanged()
         self._context: RunContext | None = None
         self._heartbeat: Heartbeat | None = None
+        self._alarms: Alarming | None = None  # of the role that commits
         self._log = ProcessLog(run_id, role)
 
     def __enter__(self) -> RoleSession:
@@ -85,6 +87,9 @@ class RoleSession:
         self.config = record.config
         self._context = RunContext(self._store, record, self.stop, role=self.role)
         attach(self.run, self._context)
+        if self.role == "trainer":
+            self._alarms = Alarming(self._context, log.warning)
+            self._alarms.begin()
         self.frontier = Frontier(self._context)
         timeout_s = self.config.roles.claim_timeout_s
         self.claims = Claims(self._store, self.run.run_id, self.name, timeout_s=timeout_s)
@@ -194,6 +199,8 @@ class RoleSession:
             if self._context is not None and not isinstance(error, Stopped | KeyboardInterrupt | LostRace):
                 record_failure(self._store, self.run.run_id, self.role, error)
         self._watcher.__exit__(None, None, None)
+        if self._alarms is not None:
+            self._alarms.close()
         if self._context is not None:
             self._context.close()
             detach(self.run)

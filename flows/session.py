@@ -22,6 +22,7 @@ from prefect.utilities.urls import url_for
 from rich.console import Console
 from rich.table import Table
 
+from flows.alarming import Alarming
 from flows.artifacts import Figures, RunArtifacts
 from flows.restarting import flow_run_id, is_deployed, started_before, with_run_id
 from flows.stopping import StopWatcher
@@ -143,6 +144,7 @@ class Session:
         self._artifacts = RunArtifacts(self._best_effort, runtime.flow_run.id, record.run_id, self.config.steps)
         self._console = wide_console()
         self._progress = ProgressDisplay(record.run_id, self.config.steps, console=self._console)
+        self._alarms = Alarming(self._context, self.note)
 
     def _opened(self, store: Store, record: RunRecord) -> RunContext:
         return RunContext(store, record, self.stop)
@@ -155,9 +157,15 @@ class Session:
         """The first training step that is not committed; from here on steps are timed."""
         entries = self._entries()
         self._progress.start(entries)
+        self._alarms.begin(entries)
+        self._alarms.watch_silence()
         if self._context.samples:
             self._context.rollouts.begin(len(entries))
         return len(entries)
+
+    def note(self, text: str) -> None:
+        """Tell a person."""
+        self._progress.note(text)
 
     def _entries(self) -> list[dict[str, Any]]:
         return self._context.ledger.entries()
@@ -166,7 +174,7 @@ class Session:
         attach(self.run, self._context)
         self._context.observers += [self._artifacts.step, self._progress.update]
         self._watcher.__enter__()
-        self._context.note = self._progress.note
+        self._context.note = self.note
         self._progress.note(f"this run in the UI: {url_for('flow-run', obj_id=runtime.flow_run.id)}")
         return self
 
@@ -179,6 +187,7 @@ class Session:
             if not isinstance(error, Stopped | KeyboardInterrupt):
                 record_failure(self._context.store, self.run.run_id, "run", error)
         self._progress.close()
+        self._alarms.close()
         try:
             self._show_result()
         except StoreError as outage:  # the run's own outcome is what matters now

@@ -52,7 +52,8 @@ def _screens(watched: Watched, pause: float, *, changes_only: bool = False) -> I
         except (StoreError, OSError) as outage:
             yield Text(f"the store does not answer: {outage}")
         else:
-            now = (state.version, state.stops, state.failure, state.finished)
+            alarms = tuple(alarm.name for alarm in state.alarms)
+            now = (state.version, state.stops, state.failure, state.finished, alarms)
             if not changes_only or now != before:
                 yield screen(watched, state)
             before = now
@@ -75,6 +76,7 @@ def screen(watched: Watched, state: State) -> RenderableType:
     parts.append(_roles(state))
     if state.workers:
         parts.append(_workers(state))
+    parts += [Text(f"alarm {alarm.at}: {alarm.message} (step {alarm.step})", style="yellow") for alarm in state.alarms]
     if state.failure:
         failure = state.failure
         parts.append(

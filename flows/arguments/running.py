@@ -40,6 +40,16 @@ def add_to(commands: Commands) -> None:
     which.add_argument("--version", type=int, metavar="N", help="policy version (default: the newest)")
     which.add_argument("--best", action="store_true", help="the version with the best evaluation reward or loss")
     export.add_argument("--adapter", action="store_true", help="only the LoRA adapter, for peft")
+    chat = add("chat", "talk to a version of a run, or to a model in a folder")
+    chat.add_argument("model", metavar="RUN_ID|DIR", help="name of the run, or a Hugging Face model folder")
+    chat.add_argument("--version", type=int, metavar="N", help="policy version of the run (default: the newest)")
+    chat.add_argument(
+        "--temperature", type=float, default=0.7, metavar="T", help="0: the likeliest words (default 0.7)"
+    )
+    chat.add_argument(
+        "--max-new-tokens", type=positive, default=512, metavar="N", help="tokens of an answer, at most (default 512)"
+    )
+    chat.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
     new = add("new", "make a folder with a configuration, a reward and its test, which run as they are", store=False)
     new.add_argument("directory", metavar="DIR", help="folder to create")
     add("runs", "list the runs of a store")

@@ -22,6 +22,7 @@ INPUT_ERRORS = (BrokenEnvironment, ConfigError, DataError, ModelError, RewardErr
 FAILURES = (ServerError,)  # errors that say what to do without a traceback
 
 COMMANDS = {  # name -> module of this package, and its function
+    "chat": "chatting:chat",
     "config": "inspection:config",
     "convert": "models:convert",
     "data": "data:data",

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from forge_core.config.hints import suggestions
 from forge_core.config.keys import children, choices, field_at, field_requirement, key_fields, kinds_with, starred
+from forge_core.config.left_out import reason_for
 from forge_core.config.yaml_text import dump_yaml
 
 
@@ -19,6 +20,8 @@ def problems_of(error: ValidationError) -> list[str]:
 
 def unknown_key(path: str, value: Any = None) -> list[str]:
     """The problems of a key that does not exist; a whole unknown section is explained key by key."""
+    if reason := reason_for(path):
+        return [f"{path}: unknown key: there is none of this meaning: {reason}"]
     found = suggestions(path)
     if isinstance(value, Mapping) and value and not any(set(children(key)) & set(value) for key in found):
         return [line for name, inner in value.items() for line in unknown_key(f"{path}.{name}", inner)]

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from forge_core.config.alarm_sections import AlarmSection
 from forge_core.config.loss_sections import GRPOLossSection, LossSection
 from forge_core.config.metric_sections import MetricLoggingSection
 from forge_core.config.optimizer_section import Dtype, OptimizerSection
@@ -94,7 +95,12 @@ class TrainingSection(OptimizerSection):
     sync_interval: Positive = Field(1, description="Optimizer steps per training step (weights are published once).")
     epochs_per_batch: Positive = Field(1, description="Passes over the episodes of an optimizer step.")
     seq_len: Positive = Field(2048, description="Longest prompt plus response, in tokens.")
-    entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    entropy_coef: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the entropy bonus. Above 0, groups without signal are trained too: for the bonus (and the KL "
+        "penalty) alone.",
+    )
 
 
 class GRPOSection(Section):
@@ -363,6 +369,7 @@ class RunConfig(Section):
     metric_logging: MetricLoggingSection = Field(
         MetricLoggingSection(), description="Where metrics are shown besides the store."
     )
+    alarms: AlarmSection = Field(AlarmSection(), description="When the run is worth a look; it goes on regardless.")
 
     @property
     def episodes_per_optimizer_step(self) -> int:

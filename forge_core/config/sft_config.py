@@ -13,6 +13,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from forge_core.config.alarm_sections import SftAlarmSection
 from forge_core.config.metric_sections import MetricLoggingSection
 from forge_core.config.optimizer_section import OptimizerSection
 from forge_core.config.run_config import (
@@ -110,6 +111,9 @@ class SftConfig(Section):
     resume: ResumeSection = Field(ResumeSection(), description="Exactness of a resumed run.")
     metric_logging: MetricLoggingSection = Field(
         MetricLoggingSection(), description="Where metrics are shown besides the store."
+    )
+    alarms: SftAlarmSection = Field(
+        SftAlarmSection(), description="When the run is worth a look; it goes on regardless."
     )
 
     @property

@@ -31,6 +31,7 @@ KV_CACHE_BYTES = 2 << 30  # rows of a batch are limited to this
 COMPACT_SHARE = 7 / 8  # rows that ended are taken out when at most this share is left: copying the cache costs too
 
 Guard = Callable[[], None]
+OnToken = Callable[[int], None]
 
 
 class DeadlineReached(Exception):
@@ -83,13 +84,22 @@ class _Live:
 
 
 class BatchDecoder:
-    """Decodes ``requests`` (sorted by prompt length) together; ``run`` may be called once.
+    """Decodes ``requests`` (sorted by prompt length) together; ``run`` may be called once. ``on_token`` gets each token
+    of a single request as soon as it is sampled.
 
     Tensors: ``N`` requests, ``U`` different prompts, ``R`` live rows, ``T`` the largest ``max_new_tokens``.
     """
 
-    def __init__(self, model: Any, requests: Sequence[GenerationRequest], eos_ids: Sequence[int], guard: Guard) -> None:
-        self._model, self._requests, self._guard = model, requests, guard
+    def __init__(
+        self,
+        model: Any,
+        requests: Sequence[GenerationRequest],
+        eos_ids: Sequence[int],
+        guard: Guard,
+        on_token: OnToken | None = None,
+    ) -> None:
+        assert on_token is None or len(requests) == 1
+        self._model, self._requests, self._guard, self._on_token = model, requests, guard, on_token
         self._device = next(model.parameters()).device
         self._eos = torch.tensor(sorted(eos_ids), dtype=torch.int64, device=self._device)
         self._limits = self._tensor([r.sampling.max_new_tokens for r in requests])
@@ -162,6 +172,8 @@ class BatchDecoder:
         self._tokens[live.index, t] = tokens_R
         self._logprobs[live.index, t] = logprobs_R
         self._steps = t + 1
+        if self._on_token is not None:
+            self._on_token(int(tokens_R[0]))
         live.ended |= (tokens_R[:, None] == self._eos).any(1) | (self._limits[live.index] <= self._steps)
         return tokens_R
 

@@ -24,7 +24,7 @@ from forge_core.data_model import Completion, GenerationRequest, VersionSpan
 from forge_core.engine_thread import EngineThread
 from forge_core.generation.base import check_newer, check_requests, check_versions
 from forge_core.generation.completions import Sampled, completions
-from forge_core.generation.decoding import BatchDecoder, DeadlineReached, Decoded, make_batches
+from forge_core.generation.decoding import BatchDecoder, DeadlineReached, Decoded, OnToken, make_batches
 from forge_core.generation.eos import eos_token_ids
 from forge_core.models import probe
 from forge_core.models.weights import build_model, fitted, load_into, read_tensors
@@ -64,6 +64,11 @@ class HFGenerator:
             raise
 
     @property
+    def max_positions(self) -> int:
+        """Tokens of prompt and response together, at most."""
+        return int(self._config.max_position_embeddings)
+
+    @property
     def tokenizer(self) -> Any:
         """The policy's tokenizer (the first version's; training never changes it)."""
         return self._tokenizer
@@ -79,6 +84,14 @@ class HFGenerator:
             return []
         priority = min(r.priority for r in requests)
         return self._thread.call(self._generate, requests, stop=stop, deadline_s=deadline_s, priority=priority)
+
+    def stream(self, request: GenerationRequest, on_token: OnToken, *, stop: StopToken | None = None) -> Completion:
+        """``generate`` for one request; ``on_token`` gets each token as it is sampled, in the engine's thread."""
+        config = self._config
+        check_requests([request], max_positions=config.max_position_embeddings, vocab_size=config.vocab_size)
+        check_versions([request], self._version)
+        (made,) = self._thread.call(self._generate, [request], stop=stop, deadline_s=None, on_token=on_token)
+        return made
 
     def update_weights(self, version: int) -> None:
         """Load ``version`` in place. ValueError for an older version; WeightsError for files that do not fit, and when
@@ -134,7 +147,12 @@ class HFGenerator:
 
     @_guarded
     def _generate(
-        self, requests: Sequence[GenerationRequest], *, stop: StopToken | None, deadline_s: float | None
+        self,
+        requests: Sequence[GenerationRequest],
+        *,
+        stop: StopToken | None,
+        deadline_s: float | None,
+        on_token: OnToken | None = None,
     ) -> list[Completion]:
         deadline = (
             None if deadline_s is None else time.monotonic() + deadline_s
@@ -143,7 +161,7 @@ class HFGenerator:
         results: list[Completion | None] = [None] * len(requests)
         for batch in make_batches(requests, self._max_batch, self._cache_bytes_per_token()):
             members = [requests[i] for i in batch]
-            decoded = BatchDecoder(self._model, members, self._eos_ids, self._guard).run()
+            decoded = BatchDecoder(self._model, members, self._eos_ids, self._guard, on_token).run()
             made = completions(self._tokenizer, members, [self._sampled(d) for d in decoded])
             for i, completion in zip(batch, made, strict=True):
                 results[i] = completion

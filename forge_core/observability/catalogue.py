@@ -119,6 +119,8 @@ CATALOGUE: tuple[Key, ...] = (
     Key("time/validation", "validation", "s", VALID, timed=True, runs="sft"),
     Key("time/grades_per_second", "grading, mean over shards", "1/s", timed=True, reduction="mean"),
     Key("time/grade/{name}", "seconds that one reward took, over all processes", "s", timed=True, reduction="sum"),
+    Key("time/store_free_bytes", "free on the file system of the store", "bytes", "stores of plain files", timed=True, runs="both"),
+    Key("time/store_bytes", "all objects of the store, counted every ten minutes at most", "bytes", "`alarms.bucket_gib`", timed=True, runs="both"),
     Key("time/peak_flops", "what the trainer's GPUs can do (dense bfloat16)", "1/s", "known GPUs", timed=True, runs="both"),
     # Throughput and what waits
     Key("generator/tokens_per_second", "tokens sampled, a second in which any engine worked", "1/s", timed=True),

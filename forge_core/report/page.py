@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
+from forge_core.observability.alarms import Alarm
 from forge_core.observability.entries import held_out, seconds
 from forge_core.observability.progress import duration
 from forge_core.report.facts import Facts
@@ -81,7 +82,7 @@ def _section(section: Section) -> str:
     return f'<section id="{section.anchor}"><h2>{text(section.title)}</h2>{parts}</section>'
 
 
-def run_section(facts: Facts, figures: Sequence[Figure], phases: Sequence[Phase]) -> Section:
+def run_section(facts: Facts, figures: Sequence[Figure], phases: Sequence[Phase], alarms: Sequence[Alarm]) -> Section:
     """Everything about one run."""
     parts = [("Summary", _summary(facts))]
     if facts.problems:
@@ -89,6 +90,9 @@ def run_section(facts: Facts, figures: Sequence[Figure], phases: Sequence[Phase]
     if facts.failures:
         rows = [[f.at, f.role, f.host, f.error] for f in facts.failures[-20:]]
         parts.append(("Failures", _table(("when", "role", "host", "error"), rows)))
+    if alarms:
+        rows = [[str(alarm.step), alarm.at, alarm.name, alarm.message] for alarm in alarms]
+        parts.append(("Alarms", _table(("step", "when", "alarm", "what"), rows)))
     parts += [_figure(figure) for figure in figures]
     if phases:
         parts.append(("Samples", "".join(_phase(phase) for phase in phases)))

@@ -10,11 +10,14 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from forge_core.config import ConfigError
 from forge_core.config.sft_config import SftConfig
+from forge_core.observability.alarms import FIRST, Alarm, Alarms, silence
 from forge_core.observability.entries import STAGES, held_out
 from forge_core.runs.early_end import is_finished
 from forge_core.runs.failures import Failure, failures
@@ -22,9 +25,11 @@ from forge_core.runs.heartbeat import Unchanged
 from forge_core.runs.record import load_run
 from forge_core.store import Ledger, Store, layout
 from forge_core.store.manifest import MANIFEST
+from forge_core.store.store import READERS
 
-WINDOW = 60  # newest steps that are read
+WINDOW = 60  # newest steps that are shown
 OPEN = 3  # batches whose shards are looked at, at most
+STOPPING_S = 30.0  # a run that is being stopped may finish objects for so long: what is made later, a resumed one made
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,10 @@ class Worker:
 
 @dataclass(frozen=True)
 class State:
-    """``version``: the newest committed one (-1: none yet) of ``steps``; ``entries``: of the newest steps, in order;
-    ``held_out``: version, mean reward and interval of the newest evaluation among them."""
+    """``version``: the newest committed one (-1: none yet) of ``steps``; ``stops``: requests to stop after which nobody
+    has gone on; ``entries``: of the newest steps, in order;
+    ``held_out``: version, mean reward and interval of the newest evaluation among them. ``alarms``: those of the newest
+    steps. ``silent_s``: age of the newest object; None: the run has finished or was stopped."""
 
     version: int
     steps: int
@@ -64,6 +71,8 @@ class State:
     roles: list[Role]
     workers: list[Worker]
     failure: Failure | None
+    alarms: list[Alarm]
+    silent_s: float | None
 
 
 class Watched:
@@ -77,6 +86,7 @@ class Watched:
             )
         self._ledger = Ledger(store, run_id)
         self._entries: dict[int, dict[str, Any]] = {}
+        self._first: dict[int, dict[str, Any]] = {}
         self._held_out: tuple[int, float, float, float] | None = None
         self._written: dict[str, float] = {}  # when objects were written: they never change
         self._failure: tuple[set[str], Failure | None] = (set(), None)
@@ -87,15 +97,18 @@ class Watched:
         version = self._ledger.head()
         entries = self._newest(version)
         control = self.store.list(f"{layout.run(self.run_id)}control")
-        stops = sum("/control/stop-" in key for key in control)
-        finished = self._finished(version)
+        finished, roles = self._finished(version), list(self._roles(version))
+        age_s = self._since_newest(roles)
+        stops = self._stops(control, age_s)
+        silent_s = None if finished or stops else age_s
         return State(
-            version, self.record.config.steps, finished, stops, entries, self._evaluated(entries),
-            list(self._roles(version)), self._workers(), self._newest_failure(control),
+            version, self.record.config.steps, finished, stops, entries[-WINDOW:], self._evaluated(entries), roles,
+            self._workers(), self._newest_failure(control), self._alarms(version, entries, silent_s), silent_s,
         )  # fmt: skip
 
     def _newest(self, version: int) -> list[dict[str, Any]]:
-        wanted = range(max(0, version - WINDOW), max(0, version))
+        """What is shown, and before it what alarms look at."""
+        wanted = range(max(0, version - WINDOW - Alarms(self.record.config.alarms).needs), max(0, version))
         self._entries = {b: self._entries.get(b) or self._ledger.required(b) for b in wanted}
         return list(self._entries.values())
 
@@ -110,6 +123,32 @@ class Watched:
         config = self.record.config  # a supervised run may end before
         early = isinstance(config, SftConfig) and config.validation.patience is not None
         return early and is_finished(self.store, self.record)
+
+    def _since_newest(self, roles: list[Role]) -> float:
+        """Seconds since anything of the run was made."""
+        ages = [role.age_s for role in roles if role.age_s is not None]
+        return min(ages) if ages else self._age(layout.run_json(self.run_id), self.store.now())
+
+    def _stops(self, control: list[str], age_s: float) -> int:
+        """Requests to stop, without those after which something was made: somebody has gone on with the run."""
+        now = self.store.now()
+        ages = [self._age(key, now) for key in control if "/control/stop-" in key]
+        return sum(age < age_s + STOPPING_S for age in ages)
+
+    def _alarms(self, version: int, entries: list[dict[str, Any]], silent_s: float | None) -> list[Alarm]:
+        """What the newest steps raise, and whether the run is silent."""
+        section = self.record.config.alarms
+        rules = Alarms(section)
+        for batch in range(max(0, min(FIRST, version - len(entries)))):
+            if batch not in self._first:
+                self._first[batch] = self._ledger.required(batch)
+            rules.after(self._first[batch])
+        found = [a for entry in entries for a in rules.after(entry) if a.step > version - WINDOW]
+        limit_s = None if section.silent_minutes is None else 60.0 * section.silent_minutes
+        if limit_s is not None and silent_s is not None and silent_s > limit_s:
+            at = datetime.fromtimestamp(self.store.now(), UTC).isoformat(timespec="milliseconds")
+            found.append(silence(max(0, version), at, silent_s, limit_s))
+        return found
 
     def _roles(self, version: int) -> Iterator[Role]:
         now, first = self.store.now(), max(0, version)
@@ -130,10 +169,13 @@ class Watched:
             found[batch] = [key for key in keys if key.endswith(f"/{MANIFEST}")]
             if batch >= first and not found[batch]:
                 break  # batches are begun in order
-        made = [keys[-1] for keys in found.values() if keys]
-        newest = f"batch {int(made[-1].split('/')[-3])}" if made else None
         open_ = {batch: len(keys) for batch, keys in found.items() if batch >= first and keys}
-        return Role(name, newest, self._age(made[-1], now) if made else None, open_)
+        made = [key for keys in found.values() for key in keys]
+        if not made:
+            return Role(name, None, None, open_)
+        with ThreadPoolExecutor(READERS) as pool:
+            age_s, batch = min(pool.map(lambda key: (self._age(key, now), -int(key.split("/")[-3])), made))
+        return Role(name, f"batch {-batch}", age_s, open_)
 
     def _age(self, key: str, now: float) -> float:
         if key not in self._written:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from forge_core.report.alarms import alarms
 from forge_core.report.facts import Facts, collect
 from forge_core.report.figures import Drawing, drawings, learning
 from forge_core.report.page import Figure, Section, page, run_section, settings_section
@@ -45,7 +46,7 @@ def write_report(store: Store, run_ids: Sequence[str], folder: Path) -> Written:
         pictures += made
     for facts in runs:
         figures, made = _drawn(drawings(facts), folder, f"{facts.run_id}-" if len(runs) > 1 else "")
-        sections.append(run_section(facts, figures, [] if facts.supervised else phases(facts)))
+        sections.append(run_section(facts, figures, [] if facts.supervised else phases(facts), alarms(facts)))
         pictures += made
     target = folder / PAGE
     target.write_text(page([facts.run_id for facts in runs], store.uri, sections), encoding="utf-8")

@@ -38,6 +38,7 @@ from forge_core.runs.engines import build_generator, takes_turns
 from forge_core.runs.planning import Planner, shard_count
 from forge_core.runs.record import RunRecord, RunRef, check_stored_code, load_run, refuse_generation
 from forge_core.runs.reference_session import ReferenceSession
+from forge_core.runs.space import Space
 from forge_core.runs.tracking import ShardTracker, Untracked
 from forge_core.runs.trainer_session import TrainerSession
 from forge_core.runs.turns import NoTurns, Turns, free_cached_memory
@@ -101,6 +102,7 @@ class RunContext:
         self.observers: list[Callable[[dict[str, Any]], None]] = [self._prefetch_weights, self.metric_log.commit]
         self.note: Callable[[str], None] = log.info
         self.background = BestEffort(limit_s=120.0, name="background")
+        self.space = Space(store, self.background, count=self.config.alarms.bucket_gib is not None)
         w = self.config.weights
         self.weights = Prefetcher(store, self._weights_manifest, w.fetchers, enabled=w.prefetch, stop=self.stop)
         self.role = role

@@ -27,7 +27,7 @@ from forge_core.store import Ledger, Store, layout
 NOT_COMPARED = {  # where a run lies and who works on it, not what it is
     "store", "run.id", "roles.scorers", "roles.claim_timeout_s", "roles.wait_s", "roles.stuck_s", "roles.max_restarts",
 }  # fmt: skip
-SHOWN = "metric_logging"  # where a run is shown: a resume may choose again
+SHOWN = ("metric_logging", "alarms")  # where a run is shown, and what is said of it: a resume may choose again
 PLANNED = (  # beginnings of the keys (and code) that a batch is planned, sampled or graded with
     "dataset", "environment", "rewards", "reward ", "rollout", "filters", "grpo.temperature", "grpo.n_samples",
     "training.batch_size", "training.gradient_accumulation_steps", "training.sync_interval", "training.seq_len",
@@ -233,7 +233,7 @@ def resume_run(
     """The record to go on with; an allowed change is stored beside ``run.json``. Raises ConfigError as above."""
     changed, code = resume_check(store, record, config, allow_keys, allow_code)
     if not changed:
-        shown = record.config.model_copy(update={SHOWN: config.metric_logging})
+        shown = record.config.model_copy(update={name: getattr(config, name) for name in SHOWN})
         return replace(record, config=cast(RunConfig, shown), code_checked=True)
     resumed = replace(record, config=cast(RunConfig, config), code=code, changes=record.changes + 1, code_checked=True)
     body = {**_body(resumed), "changed": changed, "changed_at": now()}

@@ -100,6 +100,7 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
 def commit_step(ctx: RunContext, entry: dict[str, Any]) -> dict[str, Any]:
     """Commit ``entry`` and tell those who wait for it. Raises LostRace."""
     batch = entry["batch"]
+    entry["metrics"] |= ctx.space.measured()
     with recorded_by_trainer() as recorded:
         entry |= recorded
         committed = ctx.ledger.commit(entry)

@@ -6,6 +6,8 @@ the others return keys. ``attempt`` names one try of a training step: tries neve
 
 from __future__ import annotations
 
+DELETING = ".deleting-"  # in the keys of ``deleting``
+
 
 def number(value: int) -> str:
     """``12`` -> ``00000012``."""
@@ -148,7 +150,7 @@ def tombstone(run_id: str, name: str) -> str:
 def deleting(prefix: str, collector: str = "") -> str:
     """That a collector is about to delete the weights ``prefix``. Without ``collector``: how all such keys begin."""
     run_folder, _, name = prefix.rstrip("/").rpartition("/weights/")
-    beginning = f"{run_folder}/gc/weights-{name}.deleting-"
+    beginning = f"{run_folder}/gc/weights-{name}{DELETING}"
     return f"{beginning}{collector}.json" if collector else beginning
 
 

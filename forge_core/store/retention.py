@@ -17,7 +17,8 @@ the collectors' machines may be wrong by any time. A tombstone says whether the 
 that was not committed yet may still be reached later; then its grace starts anew.
 
 Weights may be pinned at any moment. A collector first says which it is about to delete (``layout.deleting``), then asks
-once more what is pinned; whoever pins weights looks for that word afterwards. One of the two sees the other.
+once more what is pinned; whoever pins weights looks for that word afterwards. One of the two sees the other. A word
+counts for ``WORD_S``: that of a collector which died before it took it back goes with the first collection after that.
 
 Versions that a run evaluates are within reach by themselves: one is evaluated before the step that trains it commits.
 """
@@ -39,6 +40,7 @@ from forge_core.store.store import Store
 
 KINDS = ("weights", "checkpoints", "training")
 GRAVE = (".named.json", ".unnamed.json")
+WORD_S = 3600.0  # a collector whose word is older than this has died
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def collect(
         due = _delete(store, {prefix: objects[prefix] for prefix in due}, pinned)
         # Last: a full store takes no tombstones, but what is due makes room.
         graves.update({prefix: reach.named(prefix) for prefix in waiting})
+        graves.forget_words()
     return Collected(tuple(Garbage(prefix, objects[prefix]) for prefix in due), waiting)
 
 
@@ -146,19 +149,28 @@ class _Reach:
 
 class _Graves:
     """Tombstones: ``gc/<kind>-<number>-<attempt>.<named|unnamed>.json`` was written when the object was first found
-    unreachable."""
+    unreachable. The collectors' words lie beside them."""
 
     def __init__(self, store: Store, run_id: str) -> None:
         self._store = store
         self._run_id = run_id
-        self._keys = {key for key in store.list(f"{layout.run(run_id)}gc") if key.endswith(GRAVE)}
+        keys = store.list(f"{layout.run(run_id)}gc")
+        self._keys = {key for key in keys if key.endswith(GRAVE)}
+        self._words = [key for key in keys if layout.DELETING in key]
         self._now = store.now()
 
     def age(self, prefix: str, named: bool) -> float:
         """For how long ``prefix`` has been unreachable in this state: 0 when this is the first time."""
         key = self._key(prefix, named)
-        if key not in self._keys:
-            return 0.0
+        return self._since(key) if key in self._keys else 0.0
+
+    def forget_words(self) -> None:
+        """Delete the words of collectors that have died."""
+        for key in self._words:
+            if self._since(key) >= WORD_S:
+                self._store.delete(key)
+
+    def _since(self, key: str) -> float:
         try:
             return self._now - self._store.written_at(key)
         except NotFound:

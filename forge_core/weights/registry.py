@@ -21,10 +21,10 @@ from typing import Any
 
 from forge_core.store import LedgerError, NotFound, Store, StoreError, digest, layout
 from forge_core.store.numbering import newest
+from forge_core.store.retention import WORD_S
 
 PRODUCTION, CANDIDATE = ALIASES = ("production", "candidate")
 ACTIONS = ("register", "promote", "reject", "rollback")
-WORD_S = 3600.0  # a collector whose word is older than this has died
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 Record = dict[str, Any]  # weights, weights_digest, run_id, version, promoted_at, evaluation, parent, data, replaced

@@ -21,7 +21,7 @@ COMMANDS = (
     "train", "sft", "create", "role", "resume", "slurm", "join", "stop", "try", "export", "new", "runs", "ledger",
     "config", "data", "doctor", "convert", "eval", "retrain", "models", "promote", "rollback", "rescore",
     "retrain-from", "server", "deploy", "gc", "rm", "du", "logs", "query",
-    "report", "watch",
+    "report", "watch", "chat",
 )  # fmt: skip
 LEDGER_KEYS = {
     *("batch", "version_in", "version_out", "max_age", "episodes", "tokens", "plans", "shards", "training", "weights"),

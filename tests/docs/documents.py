@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+MIGRATING = ROOT / "docs" / "migrating.md"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
@@ -36,6 +37,11 @@ def prose(document: Path) -> str:
 def quoted(document: Path) -> list[str]:
     """What stands in backticks outside of blocks."""
     return re.findall(r"`([^`\n]+)`", prose(document))
+
+
+def quoted_as_ours(document: Path) -> list[str]:
+    """The same without the first column of tables, which has the names of another system."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^\|[^|]*\|", "|", prose(document), flags=re.M))
 
 
 def links(document: Path) -> list[str]:

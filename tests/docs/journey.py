@@ -37,6 +37,7 @@ OBJECT_STORE = "tests/runtime/test_doctor_store.py does it on an S3 server"
 TWO_STEPS = "steps=2 training.batch_size=32 training.warmup_steps=0 eval.prompts=8"
 
 NOT_RUN = {
+    "forge config old.yaml": "tests/docs/test_migrating.py runs it",
     "forge data configs/quickstart.yaml dataset.path=prompts.jsonl dataset.curriculum.column=level eval.holdout=0": (
         "tests/data/test_document.py runs it"
     ),

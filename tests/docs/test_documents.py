@@ -15,7 +15,7 @@ from forge_core.config.keys import key_fields, keys_of
 from forge_core.config.sft_config import SftConfig
 from forge_core.data_model import EPISODES, REFERENCE, REWARDS, TRAINING
 from forge_core.store.ledger import ENTRY_KEYS
-from tests.docs.documents import DOCUMENTS, ROOT, blocks, commands, links, quoted, table_rows
+from tests.docs.documents import DOCUMENTS, MIGRATING, ROOT, blocks, commands, links, quoted, quoted_as_ours, table_rows
 from tests.docs.journey import NOT_RUN, journey
 
 CLI, STORE = ROOT / "docs" / "cli.md", ROOT / "docs" / "store.md"
@@ -29,10 +29,11 @@ def test_links_lead_to_files_that_exist(document: Path):
 
 @every_document
 def test_configuration_keys_in_backticks_exist(document: Path):
-    words = [word.split(":")[0].split("=")[0] for word in quoted(document)]
+    named = quoted(document) if document != MIGRATING else quoted_as_ours(document)
+    words = [word.split(":")[0].split("=")[0] for word in named]
     sections = {*RunConfig.model_fields, *SftConfig.model_fields}
     keys = [w for w in words if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", w) and w.split(".")[0] in sections]
-    files = (".py", ".md", ".json", ".yaml", ".parquet", ".jsonl")
+    files = (".py", ".md", ".json", ".yaml", ".yml", ".parquet", ".jsonl")
     with keys_of(SftConfig):
         supervised = set(key_fields())
     assert [key for key in keys if key not in {*key_fields(), *supervised} and not key.endswith(files)] == []

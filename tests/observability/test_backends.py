@@ -21,7 +21,7 @@ from forge_core.observability.backends import get_logger_backend_class
 from forge_core.observability.metric_log import MetricLog
 from forge_core.observability.metrics import Collector, Metric, record_metric
 from forge_core.observability.reductions import Reduce
-from forge_core.store import Ledger, Store, digest, layout, open_store
+from forge_core.store import Ledger, Store, StoreError, digest, layout, open_store
 from tests.store.entries import RUN, entry, init_entry
 
 CREATED = "2026-01-01T00:00:00.000+00:00"
@@ -196,6 +196,43 @@ def test_a_backend_that_fails_warns_once_at_once_and_the_others_go_on(
     assert warning.startswith("metric_logging.jsonl failed, the run goes on: ")
     assert list((tmp_path / "tb" / NAME).iterdir())
     assert store.exists(layout.metrics(RUN, 2))
+
+
+def test_a_step_whose_metrics_cannot_be_made_is_skipped_with_a_warning_until_the_next_process(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    section = {"jsonl": {"folder": str(tmp_path)}}
+    damaged = f"{layout.episodes(RUN, 0, 0, 0)}manifest.json"
+    store.put_new(damaged, b"torn")
+    with caplog.at_level(logging.WARNING, "forge"):
+        log = metric_log(store, **section)
+        for batch in range(4):
+            commit(store, batch, log)
+        log.close()
+    assert [r.message[:24] for r in caplog.records] == [f"step {batch} of {RUN} has no m" for batch in (0, 1)]
+    stored = lambda: [store.exists(layout.metrics(RUN, batch)) for batch in range(4)]
+    assert stored() == [False, False, True, True]  # step 1 compares itself with the step before
+    assert [line["step"] for line in lines(tmp_path / f"{NAME}.jsonl")] == [2, 3]
+    store.delete(damaged)
+    metric_log(store, **section).close()
+    assert all(stored())
+
+
+def test_steps_wait_for_a_store_that_does_not_answer(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    log = metric_log(store, jsonl={"folder": str(tmp_path)})
+    commit(store, 0, log)
+
+    def unreachable(key: str, data: bytes) -> bool:
+        raise StoreError(f"{key}: no server answers")
+
+    with monkeypatch.context() as broken:
+        time.sleep(0.2)
+        broken.setattr(store, "put_new", unreachable)
+        commit(store, 1, log)
+        time.sleep(0.2)
+    commit(store, 2, log)
+    log.close()
+    assert [line["step"] for line in lines(tmp_path / f"{NAME}.jsonl")] == [0, 1, 2]
 
 
 def test_a_backend_that_hangs_delays_nobody(store: Store, monkeypatch: pytest.MonkeyPatch):

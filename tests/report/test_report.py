@@ -15,6 +15,7 @@ from flows.cli import BAD_INPUT, main
 from forge_core.config import load_config
 from forge_core.observability.entries import held_out
 from forge_core.report import Written, write_report
+from forge_core.report.alarms import alarms
 from forge_core.report.facts import Facts, collect
 from forge_core.report.figures import curves_of
 from forge_core.report.page import page, run_section, text
@@ -51,7 +52,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Written, str]:
 def texts_of(store: Store, run_id: str = RUN) -> tuple[Facts, str]:
     """The page without figures: they take the most time."""
     facts = collect(store, run_id)
-    return facts, page([run_id], store.uri, [run_section(facts, [], phases(facts))])
+    return facts, page([run_id], store.uri, [run_section(facts, [], phases(facts), alarms(facts))])
 
 
 def visible(page: str) -> str:
@@ -291,5 +292,5 @@ def test_a_report_of_a_run_on_s3(s3_store_uri: str, tmp_path: Path):
 def test_entries_of_a_run_that_only_graded_again_have_no_fates(store: Store, tmp_path: Path):
     facts = collect(store, RUN)
     facts.entries = [{**entry, "episodes": 16} for entry in facts.entries]
-    (_, summary), *_ = run_section(facts, [], []).parts
+    (_, summary), *_ = run_section(facts, [], [], []).parts
     assert "dropped" not in summary
