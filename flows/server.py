@@ -97,10 +97,15 @@ def ensure_server(
 ) -> ServerHandle:
     """Return a server that answers, and point Prefect in this process at it. Raises :class:`ServerError`.
 
-    ``meanwhile`` is called while a server starts, which takes seconds; Prefect may be imported in it.
+    ``meanwhile`` is called before it returns: while a server starts, which takes seconds, or where none has to. Prefect
+    may be imported in it.
     """
     home = forge_home(home)
-    return running_server(home) or _start_child(home, timeout_s, meanwhile)
+    running = running_server(home)
+    if running is None:
+        return _start_child(home, timeout_s, meanwhile)
+    meanwhile()
+    return running
 
 
 def running_server(home: Path | None = None) -> ServerHandle | None:
