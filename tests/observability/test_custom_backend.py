@@ -93,8 +93,8 @@ def test_a_file_that_this_machine_does_not_offer_is_not_imported(folder: Path, m
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / FILE).write_text(f"open({str(folder / 'ran')!r}, 'w')\n" + SOURCE)
+    monkeypatch.chdir(ROOT)
     with pytest.raises(ConfigError, match="FORGE_CODE_PATH"):
-        monkeypatch.chdir(ROOT)
         check_backend(configured(path=f"{elsewhere / FILE}:Table"))
     assert not (folder / "ran").exists()
     monkeypatch.setenv("FORGE_CODE_PATH", str(elsewhere))
