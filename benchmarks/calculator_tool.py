@@ -10,52 +10,39 @@ the whole command, warm start included. Writes the figure of docs/environments.m
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from machine import provenance, write
+from trained import train
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "configs" / "calculator.yaml"
-FORGE = Path(sys.executable).with_name("forge")
 SEEDS = (0, 1, 2)
 START, GOAL, LIMIT_S = 0.3, 0.8, 600.0
 
 
 def run(folder: Path, seed: int, tool: bool) -> dict[str, Any]:
     """One whole run in ``folder``: its curve, its seconds, and whether it ended as it should."""
-    name, started = f"{'tool' if tool else 'no-tool'}-{seed}", time.monotonic()
-    arguments = ["train", str(CONFIG), f"run.seed={seed}", f"run.id={name}", *([] if tool else ["~environment"])]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with (folder / f"{name}.log").open("w") as log:
-        status = subprocess.run([FORGE, *arguments], cwd=folder, stdout=log, stderr=log).returncode
+    name = f"{'tool' if tool else 'no-tool'}-{seed}"
+    done = train(folder, CONFIG, name, f"run.seed={seed}", *([] if tool else ["~environment"]))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = time.monotonic() - started
-    shown = subprocess.run([FORGE, "ledger", name, "--json"], cwd=folder, check=True, capture_output=True, text=True)
-    metrics = [json.loads(line)["metrics"] for line in shown.stdout.splitlines()]
-    held_out = {int(m["eval/version"]): m["eval/reward/mean"] for m in metrics if "eval/reward/mean" in m}
-    first, last = held_out[min(held_out)], held_out[max(held_out)]
     return {
         "seed": seed,
         "tool": tool,
-        "status": status,
-        "reached": status == 0 and first < START and (last > GOAL if tool else last < START),
-        "in_time": seconds <= LIMIT_S,
-        "seconds": round(seconds, 1),
+        "status": done.status,
+        "reached": done.status == 0 and done.first < START and (done.last > GOAL if tool else done.last < START),
+        "in_time": done.seconds <= LIMIT_S,
+        "seconds": round(done.seconds, 1),
         "processor_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
-        "first": first,
-        "last": last,
-        "held_out": {str(version): round(reward, 4) for version, reward in sorted(held_out.items())},
-        "training": [round(m["reward/mean"], 4) for m in metrics],
-        "calls": [round(m.get("environment/tool_calls", 0.0), 3) for m in metrics],
+        **done.curves(),
+        "calls": [round(m.get("environment/tool_calls", 0.0), 3) for m in done.metrics],
     }
 
 

@@ -9,43 +9,29 @@ whole command. A run that ends below the goal is recorded, not hidden; the exit 
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from machine import provenance, write
+from trained import train
 
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
-FORGE = Path(sys.executable).with_name("forge")
 SEEDS = (0, 1, 2)
 START, GOAL, LIMIT_S = 0.5, 0.95, 300.0
 
 
 def run_seed(folder: Path, seed: int) -> dict[str, Any]:
     """One whole run in ``folder``: its curve, its seconds, and whether it began and ended as it should."""
-    name, started = f"seed-{seed}", time.monotonic()
-    arguments = ["train", str(CONFIG), f"run.seed={seed}", f"run.id={name}"]
-    with (folder / f"{name}.log").open("w") as log:
-        status = subprocess.run([FORGE, *arguments], cwd=folder, stdout=log, stderr=log).returncode
-    seconds = time.monotonic() - started
-    shown = subprocess.run([FORGE, "ledger", name, "--json"], cwd=folder, check=True, capture_output=True, text=True)
-    metrics = [json.loads(line)["metrics"] for line in shown.stdout.splitlines()]
-    held_out = {int(m["eval/version"]): m["eval/reward/mean"] for m in metrics if "eval/reward/mean" in m}
-    first, last = held_out[min(held_out)], held_out[max(held_out)]
+    run = train(folder, CONFIG, f"seed-{seed}", f"run.seed={seed}")
     return {
         "seed": seed,
-        "status": status,
-        "reached": status == 0 and first <= START and last >= GOAL and seconds <= LIMIT_S,
-        "seconds": round(seconds, 1),
-        "first": first,
-        "last": last,
-        "held_out": {str(version): round(reward, 4) for version, reward in sorted(held_out.items())},
-        "training": [round(m["reward/mean"], 4) for m in metrics],
+        "status": run.status,
+        "reached": run.status == 0 and run.first <= START and run.last >= GOAL and run.seconds <= LIMIT_S,
+        "seconds": round(run.seconds, 1),
+        **run.curves(),
     }
 
 

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
-from datetime import UTC, datetime
 from typing import Any
 
 from prefect.events import emit_event
@@ -23,6 +22,7 @@ from forge_core.observability.alarms import FIRST, Alarm, Alarms, silence
 from forge_core.observability.best_effort import BestEffort
 from forge_core.report.watching import Watched
 from forge_core.runs.context import RunContext
+from forge_core.runs.record import now
 from forge_core.store import StoreError
 
 log = logging.getLogger("forge")
@@ -86,7 +86,7 @@ class Alarming:
             silent_s = min(state.silent_s or 0.0, time.monotonic() - begun)
             silent = silent_s > 60.0 * minutes
             if silent and not told:
-                self.tell(silence(max(0, state.version), _now(), silent_s, 60.0 * minutes))
+                self.tell(silence(max(0, state.version), now(), silent_s, 60.0 * minutes))
             told = silent
 
 
@@ -94,7 +94,3 @@ def emit(run_id: str, store: str, alarm: Alarm) -> None:
     """The event of an alarm."""
     resource = {"prefect.resource.id": f"forge.run.{run_id}", "prefect.resource.name": run_id}
     emit_event(f"forge.alarm.{alarm.name}", resource=resource, payload={"store": store, **alarm.payload()})
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -18,6 +18,7 @@ from forge_core.observability.progress import duration, metric
 from forge_core.report.watching import State, Watched
 from forge_core.runs.formats import SFT
 from forge_core.store import StoreError
+from forge_core.visible import visible
 
 LOOK_S = 2.0  # between two looks, at least
 BARS = "▁▂▃▄▅▆▇█"
@@ -78,7 +79,9 @@ def screen(watched: Watched, state: State) -> RenderableType:
     parts += [Text(f"alarm {alarm.at}: {alarm.message} (step {alarm.step})", style="yellow") for alarm in state.alarms]
     if state.failure:
         failure = state.failure
-        parts.append(Text(f"last error ({failure.role} on {failure.host}, {failure.at}): {failure.error}", style="red"))
+        parts.append(
+            Text(f"last error ({failure.role} on {failure.host}, {failure.at}): {visible(failure.error)}", style="red")
+        )
     return Group(*parts)
 
 
@@ -123,7 +126,7 @@ def _workers(state: State) -> Table:
     for worker in state.workers:
         silent = f" (silent for {duration(worker.silent_s)})" if worker.silent_s > SILENT_S else ""
         doing = "has ended" if worker.ended else f"{worker.doing}{silent}"
-        table.add_row(escape(worker.name), escape(worker.host), str(worker.made), escape(doing))
+        table.add_row(*(escape(visible(text)) for text in (worker.name, worker.host, str(worker.made), doing)))
     return table
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from flows.commands.common import existing_store, show
+from forge_core.visible import visible
 
 
 def query(args: argparse.Namespace) -> int:
@@ -36,4 +37,4 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return escape(value.replace("\n", "\\n") if isinstance(value, str) else str(value))
+    return escape(visible(value if isinstance(value, str) else str(value)).replace("\n", "\\n"))

@@ -19,9 +19,9 @@ from typing import Any
 from forge_core.config.errors import ConfigError
 from forge_core.redaction import has_password, is_key_name, is_secret_name
 
-_PLACES = "options of rewards, loss and data sets"
+_PLACES = "options of rewards, loss, environment and data sets"
 _OPTIONS = re.compile(
-    r"(rewards\.functions\.\d+(\.verifiers\.\d+)?|loss|dataset(\.mixture\.\d+)*|warm_start\.dataset)\.options\..+"
+    r"(rewards\.functions\.\d+(\.verifiers\.\d+)?|loss|environment|dataset(\.mixture\.\d+)*|warm_start\.dataset)\.options\..+"
 )
 _SECRET_OPTION = re.compile(
     r"(^|_)(api_?key|secret(_key)?|access_key|private_key|password|passwd|passphrase|credentials?|"

@@ -95,7 +95,12 @@ class TrainingSection(OptimizerSection):
     sync_interval: Positive = Field(1, description="Optimizer steps per training step (weights are published once).")
     epochs_per_batch: Positive = Field(1, description="Passes over the episodes of an optimizer step.")
     seq_len: Positive = Field(2048, description="Longest prompt plus response, in tokens.")
-    entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    entropy_coef: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the entropy bonus. Above 0, groups without signal are trained too: for the bonus (and the KL "
+        "penalty) alone.",
+    )
 
 
 class GRPOSection(Section):
@@ -167,11 +172,11 @@ class EnvironmentSection(Section):
     turn_timeout_s: float = Field(
         60.0, gt=0, description="Seconds that the environment has for an answer; then the episode is dropped."
     )
-    workers: Positive = Field(16, description="Environments that work at a time, in threads of the generator.")
+    workers: Positive = Field(16, description="Environments of a rollout shard that work at a time, in threads.")
     max_open: Positive | None = Field(
         None,
-        description="Environments that are open at a time, such as sessions of a server. Left out: one for each "
-        "episode of a shard.",
+        description="Environments of a rollout shard that are open at a time, such as sessions of a server: a vLLM "
+        "engine samples up to four shards at a time. Left out: one for each episode.",
     )
     max_broken_share: Fraction = Field(
         0.5, description="A shard with a larger share of broken environments is an error: an outage is no data."

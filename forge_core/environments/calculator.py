@@ -25,8 +25,6 @@ def calculate(expression: str) -> str:
     Args:
         expression: Numbers with + - * / ** and parentheses, such as "(3 + 4) * 12".
     """
-    if not isinstance(expression, str):
-        raise ToolError("expression must be a string")
     if len(expression) > _MAX_LENGTH:
         raise ToolError(f"the expression has more than {_MAX_LENGTH} characters")
     try:
@@ -46,7 +44,7 @@ def shown(value: Fraction) -> str:
 def _value(node: ast.expr) -> Fraction:
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            return _bounded(Fraction(str(number)))
+            return _bounded(_exact(number))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand)
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
@@ -56,6 +54,13 @@ def _value(node: ast.expr) -> Fraction:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             return _binary(_BINARY[type(op)], _value(left), _value(right))
     raise ToolError(f"only numbers, + - * / ** and parentheses are known, not {ast.unparse(node)!r}")
+
+
+def _exact(number: int | float) -> Fraction:
+    try:
+        return Fraction(str(number))
+    except ValueError:  # 1e999 is read as infinity
+        raise ToolError("a number is too large") from None
 
 
 def _binary(apply: Callable[[Fraction, Fraction], Fraction], left: Fraction, right: Fraction) -> Fraction:

@@ -98,7 +98,7 @@ class EpisodeInProgress:
         """The episode as one completion: its text is that of the last turn, and ``metadata`` has ``response_mask`` and
         ``environment`` beside what every completion has."""
         said = [m["content"] for m in self.transcript if m["role"] == "assistant"]
-        summary: dict[str, Any] = {"reward": self.reward, "turns": self.turns, **self.counts}
+        summary: dict[str, Any] = {**self.counts, "reward": self.reward, "turns": self.turns}
         metadata = {
             "request_id": self.request.request_id,
             "prompt_ids": list(self.request.prompt_ids),

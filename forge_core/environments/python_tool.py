@@ -24,8 +24,6 @@ def python(code: str) -> str:
     Args:
         code: The program.
     """
-    if not isinstance(code, str):
-        raise ToolError("code must be a string")
     result = _coder().execute(code)
     if result.timed_out:
         raise ToolError(f"the program took more than {TIMEOUT_S:.0f} s")

@@ -27,10 +27,12 @@ from forge_core.environments.threads import Threads
 from forge_core.environments.tool_calls import Parse
 from forge_core.environments.turns import TurnRenderer
 from forge_core.generation.base import Generator
+from forge_core.redaction import redact
 from forge_core.stop import StopToken
 
 log = logging.getLogger("forge")
 POLL_S = 0.1
+REASON = 500  # characters of why an episode is dropped
 DEADLINE, BROKEN = "deadline", "environment"  # why an episode is dropped
 
 
@@ -85,7 +87,7 @@ class _Rollout:
         self._deadline = None if deadline_s is None else time.monotonic() + deadline_s
         self._waiting = list(self._episodes)  # to begin
         self._open: list[EpisodeInProgress] = []
-        self._closing: set[Future[None]] = set()
+        self._closing: dict[Future[None], _Closing] = {}
         self._ready: list[EpisodeInProgress] = []
         self._sampling: dict[Future[list[Completion]], list[tuple[EpisodeInProgress, GenerationRequest]]] = {}
         self._acting: dict[Future[Step | None], EpisodeInProgress] = {}
@@ -111,7 +113,7 @@ class _Rollout:
         for episode in [e for e in self._open if e.ended]:
             self._open.remove(episode)
             self._close(episode)
-        self._closing = {closing for closing in self._closing if not closing.done()}
+        self._closing = {future: closing for future, closing in self._closing.items() if not future.done()}
         room = (self._play.max_open or len(self._episodes)) - len(self._open) - len(self._closing)
         begun, self._waiting = self._waiting[: max(room, 0)], self._waiting[max(room, 0) :]
         for episode in begun:
@@ -120,7 +122,8 @@ class _Rollout:
 
     def _close(self, episode: EpisodeInProgress) -> None:
         if episode.environment is not None:
-            self._closing.add(self._workers.submit(_closing(episode.environment)))
+            closing = _Closing(episode.environment)
+            self._closing[self._workers.submit(closing)] = closing
 
     # The policy's turn ------------------------------------------------------------------------------------------------
 
@@ -157,6 +160,8 @@ class _Rollout:
             environment = self._play.make()
             episode.environment = environment
             environment.reset(self._tasks[episode.request.request_id])
+            if episode.ended:  # given up meanwhile, and closed before there was much to close
+                _Closing(environment)()
 
         return begin
 
@@ -216,6 +221,7 @@ class _Rollout:
             self._ready.append(episode)
 
     def _break(self, episode: EpisodeInProgress, why: str) -> None:
+        why = redact(why)[:REASON]  # it is logged and stored
         log.warning("the environment of episode %s failed, it is dropped: %s", episode.request.request_id, why)
         episode.end("aborted", f"{BROKEN}: {why}")
 
@@ -236,6 +242,11 @@ class _Rollout:
                 del self._acting[work]
                 self._workers.abandon(work)
                 self._break(episode, f"no answer within turn_timeout_s={limit:g}")
+        for future, closing in list(self._closing.items()):
+            if closing.begun_at is not None and now - closing.begun_at > limit and not future.done():
+                del self._closing[future]
+                self._workers.abandon(future)
+                log.warning("closing an environment took more than turn_timeout_s=%g: it is left to itself", limit)
         if self._deadline is not None and now > self._deadline:
             for episode in self._episodes:
                 episode.end("aborted", DEADLINE)
@@ -251,11 +262,16 @@ class _Rollout:
         self._workers.close()
 
 
-def _closing(environment: Environment) -> Callable[[], None]:
-    def close() -> None:
+class _Closing:
+    """Closes an environment. ``begun_at``: when that began, on the monotonic clock."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self.begun_at: float | None = None
+
+    def __call__(self) -> None:
+        self.begun_at = time.monotonic()
         try:
-            environment.close()
+            self._environment.close()
         except Exception as error:  # its episode is over
             log.warning("closing an environment failed: %s: %s", type(error).__name__, error)
-
-    return close

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import queue
 import threading
 from collections.abc import Callable
@@ -20,8 +21,10 @@ class Threads:
             self._start()
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        """Do ``work`` in the context of the caller: what it records belongs to the caller's stage."""
         done: Future[Any] = Future()
-        self._waiting.put((done, work))
+        context = contextvars.copy_context()
+        self._waiting.put((done, lambda: context.run(work)))
         return done
 
     def abandon(self, work: Future[Any]) -> None:

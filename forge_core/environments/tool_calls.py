@@ -82,7 +82,7 @@ def llama_calls(text: str) -> list[ToolCall]:
     while rest.startswith("{"):
         try:
             value, end = decoder.raw_decode(rest)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return [*calls, ToolCall("", error=f"the call is no JSON: {error}")]
         calls.append(_from_value(value, "parameters"))
         rest = rest[end:].lstrip(" ;\n")
@@ -97,7 +97,7 @@ def mistral_calls(text: str) -> list[ToolCall]:
         return _named_calls(body, named)
     try:
         values, _ = json.JSONDecoder().raw_decode(body.strip())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return [ToolCall("", error=f"the calls are no JSON: {error}")]
     return [_from_value(value, "arguments") for value in (values if isinstance(values, list) else [values])]
 
@@ -108,7 +108,7 @@ def _named_calls(body: str, named: re.Match[str] | None) -> list[ToolCall]:
     while named:
         try:
             value, end = json.JSONDecoder().raw_decode(body, named.end())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return [*calls, ToolCall(named[1], error=f"the arguments are no JSON: {error}")]
         calls.append(_from_value({"name": named[1], "arguments": value}, "arguments"))
         body = body[end:].removeprefix(_MISTRAL)
@@ -132,14 +132,14 @@ def _value(text: str, wanted: Any) -> Any:
         return text
     try:
         return json.loads(text)
-    except ValueError:  # the tool says what it takes
+    except (ValueError, RecursionError):  # the tool says what it takes
         return text
 
 
 def _from_json(body: str, arguments: str) -> ToolCall:
     try:
         return _from_value(json.loads(body), arguments)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return ToolCall("", error=f"the call is no JSON: {error}")
 
 
@@ -150,7 +150,7 @@ def _from_value(value: Any, arguments: str) -> ToolCall:
     if isinstance(given, str):  # some write the object as a string
         try:
             given = json.loads(given)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return ToolCall(name, error=f'"{arguments}" is no JSON: {error}')
     if not isinstance(given, dict):
         return ToolCall(name, error=f'"{arguments}" must be an object')

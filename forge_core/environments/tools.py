@@ -16,6 +16,11 @@ from forge_core.environments.protocol import Action, Message, Step, Task, ToolCa
 MAX_ANSWER = 4000  # characters of a tool's answer that the policy is shown
 
 
+TYPES: dict[str, type | tuple[type, ...]] = {  # of JSON schemas
+    "string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list, "object": dict,
+}  # fmt: skip
+
+
 class ToolError(Exception):
     """What a tool raises to say something to the policy."""
 
@@ -79,5 +84,18 @@ class ToolEnvironment:
             inspect.signature(function).bind(**call.arguments)
         except TypeError as error:
             raise ToolError(f"{call.name}: {error}") from error
+        self._check_types(call)
         found = function(**call.arguments)
         return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+
+    def _check_types(self, call: ToolCall) -> None:
+        """Arguments of another type than the definition says are the policy's mistake, not the tool's."""
+        (definition,) = (tool["function"] for tool in self.tools if tool["function"]["name"] == call.name)
+        for name, value in call.arguments.items():
+            known = definition["parameters"]["properties"].get(name, {})
+            wanted = known.get("type")
+            if not isinstance(wanted, str) or wanted not in TYPES or (value is None and known.get("nullable")):
+                continue
+            is_number = wanted in ("integer", "number")
+            if not isinstance(value, TYPES[wanted]) or (is_number and isinstance(value, bool)):
+                raise ToolError(f"{call.name}: {name} must be of the type {wanted}")

@@ -107,7 +107,8 @@ class _Rollout:
         self._asked: SimpleQueue[list[Message] | None] = SimpleQueue()  # None: the rollout has ended
         self._known: list[Message] = []  # what was asked last, and the reply
         self._reply: asyncio.Future[Action] | None = None
-        self._running = asyncio.run_coroutine_threadsafe(self._run(environment, row), _loop())
+        self._loop = _loop()
+        self._running = asyncio.run_coroutine_threadsafe(self._run(environment, row), self._loop)
 
     @property
     def state(self) -> Any:
@@ -130,7 +131,7 @@ class _Rollout:
         """Give the policy's turn to the rollout, which has asked for it."""
         assert self._reply is not None
         self._known = [*self._known, {"role": "assistant", "content": action.text}]
-        _loop().call_soon_threadsafe(self._reply.set_result, action)
+        self._loop.call_soon_threadsafe(self._reply.set_result, action)
 
     def cancel(self) -> None:
         self._running.cancel()

@@ -3,7 +3,9 @@
 Invariants:
 - Training waits for none of this: each backend, and the store's file, has a thread of its own with a bounded queue.
 - A backend reads what it shows from the rows that the store has: one that was slow, failed or was not there goes on
-  where it stopped, also in the next process, and misses no step.
+  where it stopped, also in the next process, and misses no step that has rows.
+- A step whose rows cannot be made, since stored objects are damaged, is skipped with a warning; the next process tries
+  it again. A store that does not answer is waited for: it is about no step.
 - The first failure of each is said at once, as a warning; the run goes on.
 """
 
@@ -13,7 +15,7 @@ import json
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from forge_core.config.any_config import AnyConfig
@@ -24,7 +26,7 @@ from forge_core.observability.best_effort import BestEffort
 from forge_core.observability.metrics import LoggingMode, Metric, disabled, streaming
 from forge_core.observability.step_rows import Row, by_source, whole
 from forge_core.observability.stored_metrics import StoredMetrics
-from forge_core.store import Ledger, Store, digest, layout
+from forge_core.store import Ledger, NotFound, Store, StoreError, digest, layout
 
 log = logging.getLogger("forge")
 LIMIT_S = 60.0  # of one call of a backend, after which further ones wait for the next step
@@ -94,12 +96,21 @@ class MetricLog:
         self._missing.extend(range(self._next, head or 0))
         self._next = max(self._next, head or 0)
         while self._missing:
-            self._rows[self._missing[0]] = self._stored.write(self._missing[0])
-            self._missing.popleft()  # now that it is there
-            while len(self._rows) > KEPT:
-                self._rows.popitem(last=False)
+            self._write(self._stored, self._missing[0])
+            self._missing.popleft()  # now that it is there, or never will be
         for feed in self._feeds or []:
             feed.submit(self._next)
+
+    def _write(self, stored: StoredMetrics, step: int) -> None:
+        """Store the rows of ``step``, if they can be made. Raises what a store raises that cannot be asked."""
+        try:
+            self._rows[step] = stored.write(step)
+        except Exception as error:
+            if isinstance(error, OSError) or type(error) is StoreError:
+                raise
+            log.warning("step %d of %s has no metrics, the run goes on: %r", step, self._run_id, error)
+        while len(self._rows) > KEPT:
+            self._rows.popitem(last=False)
 
 
 class _Feed:
@@ -155,8 +166,9 @@ class _Feed:
             last = backend.last_step()
             self._next = max(0, head - 1) if last is None else last + 1
         while self._next < head:
-            rows = self._read(self._next)
-            backend.log(self._next, self._values(rows), _tables(rows))
+            with suppress(NotFound):  # a step that was skipped
+                rows = self._read(self._next)
+                backend.log(self._next, self._values(rows), _tables(rows))
             self._next += 1
 
     def _values(self, rows: list[Row]) -> dict[str, float]:

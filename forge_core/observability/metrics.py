@@ -21,7 +21,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -30,6 +30,7 @@ from typing import Any
 from forge_core.observability.reductions import Accumulator, Reduce, State, accumulator
 
 log = logging.getLogger("forge")
+ROW_CHARACTERS = 32_768  # of a row of a table, as JSON: rows travel in manifests and ledger entries
 KEYS = 1000  # of one collector, at most: a key made of a prompt or an id would fill the store
 
 
@@ -61,17 +62,20 @@ class Collector:
         self._found: dict[tuple[int, str], tuple[Reduce, Accumulator]] = {}
         self._warned: set[str] = set()
 
-    def push(self, metric: Metric) -> None:
-        """Take a value. One that cannot be taken is left out, with one warning for its key."""
-        problem = self._problem(metric)
+    def push(self, metric: Metric) -> Metric | None:
+        """Take a value, and return it as a plain number or row; None for one that is neither. What cannot be taken is
+        left out, with one warning for its key."""
+        value, problem = _plain(metric)
+        plain = None if problem else replace(metric, value=value)
+        problem = problem or self._conflict(metric)
         if problem is None:
             with self._lock:
                 new = (metric.reduction, accumulator(metric.reduction))
-                kept = self._found.setdefault((metric.rank, metric.key), new)
-                kept[1].append(metric.value if metric.reduction is Reduce.SAMPLE else float(metric.value))
+                self._found.setdefault((metric.rank, metric.key), new)[1].append(value)
         elif metric.key not in self._warned:
             self._warned.add(metric.key)
             log.warning("metric %r is not recorded: %s", metric.key, problem)
+        return plain
 
     def drain(self) -> dict[str, dict[str, State]]:
         """For each rank, the state of each key since the last call, as ``merged`` takes it; plain JSON."""
@@ -92,24 +96,36 @@ class Collector:
                 if own[0] is reduction:
                     own[1].merge(kept.state())
 
-    def _problem(self, metric: Metric) -> str | None:
-        if metric.reduction is Reduce.SAMPLE:
-            if not isinstance(metric.value, dict):
-                return f"{metric.value!r} is no row of a table: give a dict"
-            try:
-                json.dumps(metric.value)
-            except (TypeError, ValueError) as error:
-                return f"its row is not JSON: {error}"
-        else:
-            try:
-                float(metric.value)
-            except (TypeError, ValueError):
-                return f"{metric.value!r} is not a number"
+    def merge(self, states: Mapping[str, Mapping[str, State]]) -> None:
+        """Take what ``drain`` gave."""
+        with self._lock:
+            for rank, key, state in ((r, k, s) for r, own in states.items() for k, s in own.items()):
+                reduction = Reduce(state["reduction"])
+                self._found.setdefault((int(rank), key), (reduction, accumulator(reduction)))[1].merge(state)
+
+    def _conflict(self, metric: Metric) -> str | None:
         known = self._found.get((metric.rank, metric.key))
         if known is None:
             return None if len(self._found) < KEYS else f"there are {KEYS} keys already: a key must name few things"
         same = known[0] is metric.reduction
         return None if same else f"it was recorded as {known[0].value} before and is {metric.reduction.value} now"
+
+
+def _plain(metric: Metric) -> tuple[Any, str | None]:
+    """The value as it can be stored, or why it cannot."""
+    value = metric.value
+    try:
+        if metric.reduction is not Reduce.SAMPLE:
+            return float(value), None
+        if not isinstance(value, dict):
+            return None, f"{value!r:.200} is no row of a table: give a dict"
+        row = json.dumps(value, allow_nan=False, sort_keys=True)
+    except Exception as error:  # whatever the value's own type raises
+        kind = "its row is not JSON" if metric.reduction is Reduce.SAMPLE else f"{value!r:.200} is not a number"
+        return None, f"{kind}: {error}"
+    if len(row) > ROW_CHARACTERS:
+        return None, f"its row has {len(row)} characters, more than {ROW_CHARACTERS}"
+    return json.loads(row), None
 
 
 _process = Collector()  # what no stage recorded
@@ -129,9 +145,9 @@ def replay(metrics: Iterable[Metric], rank: int | None = None) -> None:
     for metric in metrics:
         if rank is not None:
             metric = replace(metric, rank=rank)
-        collector.push(metric)
-        for stream in _streams:
-            stream(metric)
+        if (plain := collector.push(metric)) is not None:
+            for stream in _streams:
+                stream(plain)
 
 
 def disabled() -> bool:
@@ -160,6 +176,11 @@ def drained(collector: Collector | None = None) -> dict[str, dict[str, State]]:
     if collector is not _process:
         collector.take(_process)
     return collector.drain()
+
+
+def put_back(states: Mapping[str, Mapping[str, State]]) -> None:
+    """Record again what was ``drained`` and could not be published."""
+    _current.get().merge(states)
 
 
 class Outbox:

@@ -16,12 +16,12 @@ from datetime import datetime
 from typing import Any
 
 from forge_core.observability.catalogue import DROPPED, LOOP, TRAINER, known, names
+from forge_core.observability.entries import STAGES, seconds
 from forge_core.observability.reductions import Reduce, State, merged
 from forge_core.store import NotFound, Store
 
 Entry = Mapping[str, Any]
 Row = dict[str, Any]
-STAGES = {"episodes": "generator", "rewards": "scorer", "reference": "reference"}
 SPANS = {
     "episodes": "policy_generation",
     "rewards": "reward_evaluation",
@@ -159,7 +159,7 @@ def _since_before(step: Step, moment: str) -> float | None:
     """Seconds from the commit before to a ``moment`` of this step; None where another process made that commit."""
     if step.before.get("attempt") != step.entry["attempt"]:
         return None
-    return max(0.0, _seconds(step.entry[moment]) - _seconds(step.before["finished_at"]))
+    return max(0.0, seconds(step.entry[moment]) - seconds(step.before["finished_at"]))
 
 
 def _handover(step: Step) -> float | None:
@@ -167,8 +167,8 @@ def _handover(step: Step) -> float | None:
     if step.before.get("attempt") != step.entry["attempt"]:
         return None
     inputs = [at for stage in STAGES for at in step.shards.values(stage, "finished_at_s")]
-    ready = max([_seconds(step.before["finished_at"]), *inputs])
-    return max(0.0, _seconds(step.entry["started_at"]) - ready)
+    ready = max([seconds(step.before["finished_at"]), *inputs])
+    return max(0.0, seconds(step.entry["started_at"]) - ready)
 
 
 def _stages(step: Step) -> dict[str, float | None]:
@@ -258,7 +258,3 @@ def by_source(rows: Iterable[Row]) -> dict[str, float]:
 
 def _is_number(row: Row) -> bool:
     return row["value"] is not None and row["reduction"] != Reduce.SAMPLE.value
-
-
-def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from forge_core.store import Ledger, NotFound, Store, layout
 from forge_core.store.manifest import MANIFEST
+from forge_core.store.store import READERS
 
-READERS = 32  # objects that are read at a time: what they take is waiting
 Sizes = dict[str, int]
 
 

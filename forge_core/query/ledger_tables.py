@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from forge_core.query.files import READERS
+from forge_core.observability.entries import held_out
 from forge_core.store import Ledger, Store, layout
+from forge_core.store.store import READERS
 
 TIME = pa.timestamp("ms", tz="UTC")
 LEDGER = pa.schema(
@@ -109,11 +110,7 @@ def _weights_rows(store: Store, run_id: str) -> Iterator[dict[str, Any]]:
         if key.endswith(".safetensors"):
             sizes[key.rpartition("/")[0] + "/"].append(size)
     entries = _entries(store, run_id)
-    rewards: dict[int, float] = {}
-    for metrics in (entry["metrics"] for entry in entries):
-        for before in ("eval/before/", "eval/"):
-            if f"{before}version" in metrics:
-                rewards[int(metrics[f"{before}version"])] = metrics[f"{before}reward/mean"]
+    rewards = {version: mean for version, mean, *_ in held_out(entries)}
     for entry in entries:
         version, prefix = entry.get("version_out", 0), entry["weights"]
         yield {

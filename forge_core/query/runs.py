@@ -11,7 +11,7 @@ docs/queries.md).
 Invariants:
 - Nothing is written: one SELECT is taken, anything else refused.
 - Only tables that a question names are looked for in the store, and only columns that it needs are read.
-- Nothing is fetched from the network but the store's objects.
+- Nothing is read but the store's objects: no other file, and nothing from the network.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from forge_core.data_model import EPISODES, METRICS, REFERENCE, REWARDS, SCHEMA_
 from forge_core.query.errors import QueryError
 from forge_core.query.files import metric_files, shard_files, training_files
 from forge_core.query.ledger_tables import LEDGER, WEIGHTS, Made, ledger_table, weights_table
-from forge_core.query.reading import StoreFiles
+from forge_core.query.reading import PROTOCOL, StoreFiles
 from forge_core.runs.record import load_run
 from forge_core.runs.removal import run_ids
 from forge_core.store import Store, layout, open_store
@@ -41,7 +41,7 @@ SCHEMAS = {"episodes": EPISODES, "rewards": REWARDS, "reference": REFERENCE, "tr
 MADE = {"ledger": Made(LEDGER, ledger_table), "weights": Made(WEIGHTS, weights_table)}
 TABLES = (*("episodes", "rewards", "reference", "training"), *("ledger", "metrics", "weights"))
 PLACE = {  # what a file's path says; constant for all its rows, so it costs nothing a row
-    "run_id": "regexp_extract(filename, '(^|/)runs/([^/]+)/', 2)",
+    "run_id": "regexp_extract(filename, '(^|/)runs/([^/]+)/[a-z]+(/[^/]+){1,3}$', 2)",
     "batch": "CAST(regexp_extract(filename, '/(\\d{8})[-/.][^/]*(/[^/]*)?$', 1) AS BIGINT)",
     "round": "CAST(regexp_extract(filename, '/(\\d{8})-\\d{8}/[^/]*$', 1) AS BIGINT)",
     "shard": "CAST(regexp_extract(filename, '/\\d{8}-(\\d{8})/[^/]*$', 1) AS BIGINT)",
@@ -87,17 +87,13 @@ class RunTables:
         self._known: set[str] = set()
         self._blank = _blank()
         self._files = StoreFiles(self._store)
-        self._connection = duckdb.connect(
-            config={"autoinstall_known_extensions": False, "autoload_known_extensions": False,
-                    "python_enable_replacements": False}
-        )  # fmt: skip
+        self._connection = _connect()
         if self._store.folder is None:
             self._connection.register_filesystem(self._files)
             threads = threads or REMOTE_THREADS
         if threads is not None:
             self._connection.execute(f"SET threads = {threads}")
-        for macro, body in MACROS.items():
-            self._connection.execute(f"CREATE MACRO {macro} AS {body}")
+        _confine(self._connection, str(self._store.folder or f"{PROTOCOL}://"))
 
     def __enter__(self) -> RunTables:
         return self
@@ -151,7 +147,7 @@ class RunTables:
         self._connection.execute(f"SET VARIABLE {name}_files = $1", [paths])
         columns = {**{c: PLACE[c] for c in EXTRA[name]}, **DERIVED.get(name, {}), **dict.fromkeys(SCHEMAS[name].names)}
         shown = ", ".join(f"{body} AS {column}" if body else f'"{column}"' for column, body in columns.items())
-        source = f"read_parquet(getvariable('{name}_files'), filename = true)"
+        source = f"read_parquet(getvariable('{name}_files'), filename = true, hive_partitioning = false)"
         self._connection.execute(f"CREATE VIEW {name} AS SELECT {shown} FROM {source}")
 
     def _found(self, name: str, run_id: str) -> Mapping[str, int]:
@@ -178,12 +174,29 @@ def _named_tables(tree: Any) -> set[str]:
 
 def _blank() -> duckdb.DuckDBPyConnection:
     """Knows the tables' columns and has no rows: whether a question is right is said before the store is looked at."""
-    connection = duckdb.connect()
+    connection = _connect()
     for name in TABLES:
         connection.from_arrow(_empty(name)).create(name)
+    _confine(connection)
+    return connection
+
+
+def _connect() -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(
+        config={"autoinstall_known_extensions": False, "autoload_known_extensions": False,
+                "python_enable_replacements": False}
+    )  # fmt: skip
     for macro, body in MACROS.items():
         connection.execute(f"CREATE MACRO {macro} AS {body}")
     return connection
+
+
+def _confine(connection: duckdb.DuckDBPyConnection, *folders: str) -> None:
+    """From here on only ``folders`` are read, and no setting is changed."""
+    allowed = ", ".join("'" + folder.replace("'", "''") + "'" for folder in folders)
+    connection.execute(f"SET allowed_directories = [{allowed}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
 
 
 def _empty(name: str) -> pa.Table:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from forge_core.observability.alarms import Alarm, AnyAlarms, alarm_section, alarms_of, longest_gap, silence
+from forge_core.observability.entries import STAGES, seconds
 from forge_core.report.facts import Facts
-from forge_core.report.spans import STAGES, seconds
 
 
 def alarms(facts: Facts) -> list[Alarm]:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from forge_core.observability.entries import finite, held_out
 from forge_core.observability.progress import spread
 from forge_core.report.themes import Palette, figure, plain
 
@@ -77,10 +78,6 @@ def points(entries: Sequence[Entry], key: str, at: str = "version_out") -> tuple
     known = [(e[at], e["metrics"][key]) for e in entries if finite(e["metrics"].get(key))]
     known = spread(known, POINTS)  # type: ignore[arg-type,assignment]
     return [x for x, _ in known], [y for _, y in known]
-
-
-def finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def panels(runs: Runs, wanted: Sequence[Panel], palette: Palette, columns: int = 2) -> Figure | None:
@@ -164,19 +161,6 @@ def _draw_held_out(axes: Any, held: Sequence[tuple[int, float, float, float]], c
         below, above = [m - low for _, m, low, _ in held], [high - m for _, m, _, high in held]
         axes.errorbar(versions, means, [below, above], capsize=3, lw=2.0, color=colour, marker="o", ms=5,
                       label=f"{name}held-out prompts, 95 % interval")  # fmt: skip
-
-
-def held_out(entries: Sequence[Entry]) -> list[tuple[int, float, float, float]]:
-    """Version, mean reward and bounds of its interval, of each evaluation in the ledger."""
-    found: dict[int, tuple[float, float, float]] = {}
-    for entry in entries:
-        for prefix in ("eval/before/", "eval/"):
-            known = entry["metrics"]
-            mean = known.get(f"{prefix}reward/mean")
-            if finite(mean):
-                version = int(known.get(f"{prefix}version", entry["version_in"]))
-                found[version] = (mean, known.get(f"{prefix}reward/low", mean), known.get(f"{prefix}reward/high", mean))
-    return [(version, *found[version]) for version in sorted(found)]
 
 
 def components(runs: Runs, palette: Palette) -> Figure | None:

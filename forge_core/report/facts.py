@@ -21,8 +21,8 @@ from forge_core.runs.formats import SFT
 from forge_core.runs.record import RUN_ID
 from forge_core.store import Store, StoreError, layout
 from forge_core.store.manifest import MANIFEST
+from forge_core.store.store import READERS
 
-READERS = 32  # objects that are read at a time: what they take is waiting
 Entry = dict[str, Any]
 T = TypeVar("T")
 UNREADABLE = (StoreError, OSError, ValueError, KeyError, TypeError)  # a damaged object raises what its reader does

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from forge_core.data_model import METRICS, from_parquet
+from forge_core.observability.entries import finite
 from forge_core.observability.progress import spread
 from forge_core.report import curves, times
-from forge_core.report.curves import Entry, Runs, finite
+from forge_core.report.curves import Entry, Runs
 from forge_core.report.facts import Facts
 from forge_core.report.spans import WINDOW, spans
 from forge_core.report.themes import Draw

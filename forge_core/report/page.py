@@ -14,19 +14,18 @@ from html import escape
 from typing import Any
 
 from forge_core.observability.alarms import Alarm
+from forge_core.observability.entries import held_out, seconds
 from forge_core.observability.progress import duration
-from forge_core.report.curves import held_out
 from forge_core.report.facts import Facts
 from forge_core.report.figures import Drawing
 from forge_core.report.samples import Phase, Sample
 from forge_core.report.settings import shown
-from forge_core.report.spans import seconds
 from forge_core.report.style import STYLE
 from forge_core.report.themes import style_sheet
+from forge_core.visible import visible
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 LONGEST = 6000  # characters of a text
-NAMES = {0: "␀", 127: "␡", **{i: chr(0x2400 + i) for i in range(1, 32) if i not in (9, 10)}}  # shown, not obeyed
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def text(value: object) -> str:
     """``value`` as text of the page: escaped, control characters made visible, cut where it is very long."""
     whole = str(value).encode("utf-8", "replace").decode("utf-8")
     cut = f"… ({len(whole) - LONGEST:,} more characters)" if len(whole) > LONGEST else ""
-    return escape(whole[:LONGEST].translate(NAMES) + cut)
+    return escape(visible(whole[:LONGEST]) + cut)
 
 
 def page(run_ids: Sequence[str], store: str, sections: Sequence[Section]) -> str:
@@ -152,7 +151,7 @@ def _results(facts: Facts) -> Iterable[tuple[str, str]]:
 
 
 def _episodes(facts: Facts) -> Iterable[tuple[str, str]]:
-    counts = [e["episodes"] for e in facts.entries if "episodes" in e]
+    counts = [e["episodes"] for e in facts.entries if isinstance(e.get("episodes"), dict)]  # a rescored run trains none
     dropped: dict[str, int] = {}
     for one in counts:
         for reason, n in one["dropped"].items():

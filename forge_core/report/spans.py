@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
+from forge_core.observability.entries import STAGES, seconds
 from forge_core.report.facts import Entry, Facts
 from forge_core.store import layout
 from forge_core.store.manifest import MANIFEST
 
 WINDOW = 12  # steps: more are a blur
-STAGES = {"episodes": "generator", "rewards": "scorer", "reference": "reference"}
 INNER = (("time/load", "load"), ("time/train", "train"), ("time/publish", "publish"))  # of a step, in their order
 
 
@@ -51,7 +50,9 @@ def _worked(facts: Facts, prefixes: list[str], role: str) -> Iterator[Span]:
         if made is None or "seconds" not in made or "copied_from" in made:
             continue
         batch = str(int(prefix.split("/")[-3]))
-        end = made.get("finished_at_s") or facts.store.written_at(prefix + MANIFEST)
+        end = made.get("finished_at_s") or _stored_at(facts, prefix)
+        if end is None:
+            continue
         start, lane = end - made["seconds"], str(made.get("process", ""))
         yield Span(role, lane, start, end, "work", batch)
         if made.get("waited_seconds", 0.0) > 0.01:
@@ -64,9 +65,12 @@ def _evaluated(facts: Facts, first: int) -> Iterator[Span]:
     prefixes = [k.removesuffix(MANIFEST) for k in facts.sizes if k.startswith(start) and k.endswith(f"/{MANIFEST}")]
     prefixes = [p for p in prefixes if int(p[len(start) :][:8]) >= first]
     for prefix, made in zip(prefixes, _provenances(facts, prefixes), strict=True):
-        if made is not None and "seconds" in made:
-            end = facts.store.written_at(prefix + MANIFEST)
+        if made is not None and "seconds" in made and (end := _stored_at(facts, prefix)) is not None:
             yield Span("evaluation", "", end - made["seconds"], end, "work", f"v{int(prefix[len(start) :][:8])}")
+
+
+def _stored_at(facts: Facts, prefix: str) -> float | None:
+    return facts.tried(prefix, lambda: facts.store.written_at(prefix + MANIFEST))
 
 
 def _provenances(facts: Facts, prefixes: list[str]) -> list[Mapping[str, Any] | None]:
@@ -87,11 +91,6 @@ def _trained(entry: Entry, before: Entry | None) -> Iterable[Span]:
             yield Span("trainer", lane, at, min(end, at + took), part, label)
             at = min(end, at + took)
     yield Span("trainer", lane, at, end, "work", label)
-
-
-def seconds(text: str) -> float:
-    """ISO 8601 as seconds since 1970."""
-    return datetime.fromisoformat(text).timestamp()
 
 
 def in_lanes(found: Iterable[Span]) -> list[tuple[str, list[list[Span]]]]:

@@ -8,9 +8,10 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from forge_core.observability.entries import finite, seconds
 from forge_core.observability.progress import seconds_of
-from forge_core.report.curves import VERSION, Entry, finite, label_axes
-from forge_core.report.spans import Span, in_lanes, seconds
+from forge_core.report.curves import VERSION, Entry, label_axes
+from forge_core.report.spans import Span, in_lanes
 from forge_core.report.themes import Palette, figure
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -17,17 +18,18 @@ from typing import Any
 from forge_core.config import ConfigError
 from forge_core.config.sft_config import SftConfig
 from forge_core.observability.alarms import FIRST, Alarm, Alarms, silence
-from forge_core.report.curves import held_out
+from forge_core.observability.entries import STAGES, held_out
 from forge_core.runs.early_end import is_finished
 from forge_core.runs.failures import Failure, failures
 from forge_core.runs.heartbeat import Unchanged
 from forge_core.runs.record import load_run
 from forge_core.store import Ledger, Store, layout
 from forge_core.store.manifest import MANIFEST
+from forge_core.store.store import READERS
 
 WINDOW = 60  # newest steps that are shown
 OPEN = 3  # batches whose shards are looked at, at most
-STAGES = {"episodes": "generator", "rewards": "scorer", "reference": "reference"}
+STOPPING_S = 30.0  # a run that is being stopped may finish objects for so long: what is made later, a resumed one made
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Worker:
 
 @dataclass(frozen=True)
 class State:
-    """``version``: the newest committed one (-1: none yet) of ``steps``; ``entries``: of the newest steps, in order;
+    """``version``: the newest committed one (-1: none yet) of ``steps``; ``stops``: requests to stop after which nobody
+    has gone on; ``entries``: of the newest steps, in order;
     ``held_out``: version, mean reward and interval of the newest evaluation among them. ``alarms``: those of the newest
     steps. ``silent_s``: age of the newest object; None: the run has finished or was stopped."""
 
@@ -94,9 +97,10 @@ class Watched:
         version = self._ledger.head()
         entries = self._newest(version)
         control = self.store.list(f"{layout.run(self.run_id)}control")
-        stops = sum("/control/stop-" in key for key in control)
         finished, roles = self._finished(version), list(self._roles(version))
-        silent_s = None if finished else self._silent(roles, control)
+        age_s = self._since_newest(roles)
+        stops = self._stops(control, age_s)
+        silent_s = None if finished or stops else age_s
         return State(
             version, self.record.config.steps, finished, stops, entries[-WINDOW:], self._evaluated(entries), roles,
             self._workers(), self._newest_failure(control), self._alarms(version, entries, silent_s), silent_s,
@@ -120,13 +124,16 @@ class Watched:
         early = isinstance(config, SftConfig) and config.validation.patience is not None
         return early and is_finished(self.store, self.record)
 
-    def _silent(self, roles: list[Role], control: list[str]) -> float | None:
-        """Seconds since anything of the run was stored, unless a request to stop came after it."""
+    def _since_newest(self, roles: list[Role]) -> float:
+        """Seconds since anything of the run was made."""
+        ages = [role.age_s for role in roles if role.age_s is not None]
+        return min(ages) if ages else self._age(layout.run_json(self.run_id), self.store.now())
+
+    def _stops(self, control: list[str], age_s: float) -> int:
+        """Requests to stop, without those after which something was made: somebody has gone on with the run."""
         now = self.store.now()
-        age = min([role.age_s for role in roles if role.age_s is not None], default=None)
-        age = self._age(layout.run_json(self.run_id), now) if age is None else age
-        stops = [self._age(key, now) for key in control if "/control/stop-" in key]
-        return None if min(stops, default=float("inf")) <= age else age
+        ages = [self._age(key, now) for key in control if "/control/stop-" in key]
+        return sum(age < age_s + STOPPING_S for age in ages)
 
     def _alarms(self, version: int, entries: list[dict[str, Any]], silent_s: float | None) -> list[Alarm]:
         """What the newest steps raise, and whether the run is silent."""
@@ -162,10 +169,13 @@ class Watched:
             found[batch] = [key for key in keys if key.endswith(f"/{MANIFEST}")]
             if batch >= first and not found[batch]:
                 break  # batches are begun in order
-        made = [keys[-1] for keys in found.values() if keys]
-        newest = f"batch {int(made[-1].split('/')[-3])}" if made else None
         open_ = {batch: len(keys) for batch, keys in found.items() if batch >= first and keys}
-        return Role(name, newest, self._age(made[-1], now) if made else None, open_)
+        made = [key for keys in found.values() for key in keys]
+        if not made:
+            return Role(name, None, None, open_)
+        with ThreadPoolExecutor(READERS) as pool:
+            age_s, batch = min(pool.map(lambda key: (self._age(key, now), -int(key.split("/")[-3])), made))
+        return Role(name, f"batch {-batch}", age_s, open_)
 
     def _age(self, key: str, now: float) -> float:
         if key not in self._written:

@@ -80,6 +80,7 @@ def fate_rules(config: RunConfig) -> FateRules:
         config.filters.truncated,
         compares(section) and not config.distils,
         whitens(section) and not config.distils,
+        config.training.entropy_coef > 0,
     )
 
 
@@ -147,8 +148,9 @@ def episode_counts(fates: Iterable[Fate]) -> dict[str, Any]:
     return {"planned": len(fates), "trained": sum(f.trained for f in fates), "dropped": dropped}
 
 
-def data_metrics(data: StepData) -> dict[str, float]:
-    """Metrics that need no model: rewards by component, lengths, truncation, ages."""
+def data_metrics(data: StepData, *, played: bool) -> dict[str, float]:
+    """Metrics that need no model: rewards by component, lengths, truncation, ages. ``played``: whether the episodes are
+    those of an environment."""
     generated = data.generated
     graded = [e for e in generated if e.reward is not None]
     rewards = [e.reward for e in graded if e.reward is not None]
@@ -159,7 +161,7 @@ def data_metrics(data: StepData) -> dict[str, float]:
     metrics["response/mean_tokens"] = fmean(lengths) if lengths else 0.0
     truncated = [e.finish_reason == "length" for e in generated]
     metrics["response/truncated_share"] = fmean(truncated) if truncated else 0.0
-    metrics |= environment_metrics(generated)
+    metrics |= environment_metrics(generated) if played else {}
     ages = [f.age for f in data.fates if f.trained]
     metrics["age/mean"] = fmean(ages) if ages else 0.0
     return metrics
@@ -167,7 +169,7 @@ def data_metrics(data: StepData) -> dict[str, float]:
 
 def environment_metrics(episodes: list[Episode]) -> dict[str, float]:
     """Means over the episodes of what their environments counted: turns, reward, calls of tools, …"""
-    played = [e.metadata["environment"] for e in episodes if "environment" in e.metadata]
+    played = [e.metadata["environment"] for e in episodes]
     names = sorted({name for one in played for name in one} - {"transcript"})
     metrics = {f"environment/{name}": fmean(one.get(name, 0.0) for one in played) for name in names}
     if played:

@@ -165,7 +165,7 @@ class RunContext:
     @cached_property
     def play(self) -> Play | None:
         """How episodes of several turns are played; None: a response is one turn."""
-        return build_play(self.config, self.tokenizer)
+        return None if self.config.environment is None else build_play(self.config, self.tokenizer)
 
     # Plans --------------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,10 @@ def check_prompts(config: RunConfig) -> list[str]:
     that the vocabulary of a model made on the spot lacks."""
     assert config.dataset is not None
     prompts = _first(config.dataset, config.run.seed, "dataset")
+    if config.environment is not None and any("environment" in prompt.metadata for prompt in prompts):
+        raise ConfigError(
+            "dataset: its column environment would be taken for what the run's environment reports: rename the column"
+        )
     if isinstance(config.model, ScratchModel):
         _check_characters(prompts, config.model, "dataset")
         if config.warm_start is not None:

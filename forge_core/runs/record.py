@@ -29,8 +29,9 @@ NOT_COMPARED = {  # where a run lies and who works on it, not what it is
 }  # fmt: skip
 SHOWN = ("metric_logging", "alarms")  # where a run is shown, and what is said of it: a resume may choose again
 PLANNED = (  # beginnings of the keys (and code) that a batch is planned, sampled or graded with
-    "dataset", "rewards", "reward ", "rollout", "filters", "grpo.temperature", "grpo.n_samples", "training.batch_size",
-    "training.gradient_accumulation_steps", "training.sync_interval", "training.seq_len", "run.seed", "eval.holdout",
+    "dataset", "environment", "rewards", "reward ", "rollout", "filters", "grpo.temperature", "grpo.n_samples",
+    "training.batch_size", "training.gradient_accumulation_steps", "training.sync_interval", "training.seq_len",
+    "run.seed", "eval.holdout",
     "eval.split", "eval.prompts", "generator.backend", "generator.sampling_params", "services.generator.num_replicas",
     "roles.generators",
 )  # fmt: skip

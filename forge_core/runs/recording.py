@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from forge_core.observability.metrics import collecting, drained
+from forge_core.observability.metrics import collecting, drained, put_back
+from forge_core.store import StoreError
 
 if TYPE_CHECKING:
     from forge_core.runs.context import RunContext
@@ -26,7 +27,13 @@ def recording(ctx: RunContext) -> Iterator[Callable[[], dict[str, Any]]]:
         }
 
 
-def recorded_by_trainer() -> dict[str, Any]:
-    """What the entry of a training step says of what was recorded since the step began."""
+@contextmanager
+def recorded_by_trainer() -> Iterator[dict[str, Any]]:
+    """What the entry of a training step says of what was recorded since the step began. When the store fails in the
+    block, it is there for the next try."""
     states = drained()
-    return {"recorded": states} if states else {}
+    try:
+        yield {"recorded": states} if states else {}
+    except (OSError, StoreError):
+        put_back(states)
+        raise

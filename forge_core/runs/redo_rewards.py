@@ -48,7 +48,7 @@ def _entry(ctx: RunContext, batch: int, shards: list[ShardRef], rewards: list[Sh
         before += [reward for reward in old.values() if reward is not None]
         episodes |= {e.episode_id: e for e in rows}
     named = {"episodes": [s.prefix for s in shards], "rewards": [r.prefix for r in rewards], "reference": []}
-    metrics = data_metrics(StepData(batch, [], named, episodes, {}, []))
+    metrics = data_metrics(StepData(batch, [], named, episodes, {}, []), played=ctx.config.environment is not None)
     metrics.pop("age/mean")
     return {
         "batch": batch,
@@ -57,7 +57,7 @@ def _entry(ctx: RunContext, batch: int, shards: list[ShardRef], rewards: list[Sh
         "episodes": len(episodes),
         "failed": len([e for e in episodes.values() if e.reward is None]),
         "changed": changed,
-        "tokens": sum(len(e.response_ids) for e in episodes.values()),
+        "tokens": sum(sum(e.response_mask) for e in episodes.values()),
         "metrics": {**metrics, "parent/reward/mean": sum(before) / len(before) if before else 0.0},
         "attempt": ctx.attempt,
     }

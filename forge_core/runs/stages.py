@@ -124,7 +124,7 @@ def _sample(ctx: RunContext, plan: dict[str, Any], shard: int) -> tuple[dict[str
         "seconds": ended - working,
         "waited_seconds": working - started,
         "finished_at_s": time.time(),
-        "tokens": sum(len(row["response_ids"]) for row in rows),
+        "tokens": sum(sum(row["response_mask"]) for row in rows),
         "episodes": len(rows),
         "missing": len(requests) - len(rows),
         "broken": {c.metadata["request_id"]: c.metadata["dropped"] for c in completions if is_broken(c)},

@@ -7,6 +7,7 @@ run of the same configuration and seed.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -103,4 +104,7 @@ def peak_flops(device: str) -> float | None:
     import torch
 
     name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""
-    return next((peak for known, peak in PEAK_FLOPS.items() if known in name), None)
+    words = re.split(r"[^A-Za-z0-9]+", name)
+    if {"PCIe", "NVL"} & {*words} and "A100" not in words:  # they are slower than the table says
+        return None
+    return next((PEAK_FLOPS[word] for word in words if word in PEAK_FLOPS), None)

@@ -65,14 +65,19 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
     grading = grading_metrics(ctx, data.shards["rewards"])
     evaluated = _evaluated(ctx, batch, weights)
     work = work_metrics(ctx, weights, trained_lengths(data), ctx.config.training.epochs_per_batch)
-    measured = {**data_metrics(data), **fate_metrics(data), **component_spread(data), **work}
+    measured = {
+        **data_metrics(data, played=ctx.config.environment is not None),
+        **fate_metrics(data),
+        **component_spread(data),
+        **work,
+    }
     entry = {
         "batch": batch,
         "version_in": batch,
         "version_out": batch + 1,
         "max_age": max((f.age for f in data.fates if f.trained), default=0),
         "episodes": episode_counts(data.fates),
-        "tokens": sum(len(e.response_ids) for e in data.generated),
+        "tokens": sum(sum(e.response_mask) for e in data.generated),
         "plans": [layout.plan(ctx.run_id, batch, plan["round"]) for plan in data.plans],
         "shards": data.shards,
         "training": training,
@@ -94,9 +99,12 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
 
 def commit_step(ctx: RunContext, entry: dict[str, Any]) -> dict[str, Any]:
     """Commit ``entry`` and tell those who wait for it. Raises LostRace."""
-    batch, entry = entry["batch"], entry | recorded_by_trainer()
+    batch = entry["batch"]
     entry["metrics"] |= ctx.space.measured()
-    if not ctx.ledger.commit(entry):
+    with recorded_by_trainer() as recorded:
+        entry |= recorded
+        committed = ctx.ledger.commit(entry)
+    if not committed:
         winner = ctx.ledger.entry(batch)
         raise LostRace(
             f"training step {batch} of run {ctx.run_id!r} was committed by another trainer (attempt "

@@ -7,13 +7,13 @@ read from there on. Whoever overwrites it writes another such summary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from forge_core.observability.entries import held_out
 from forge_core.store import Ledger, NotFound, Store, entry_digest, layout
 
-REWARD = "eval/reward/mean"
 VALIDATION = "validation/loss"  # of the version that an entry makes
 
 
@@ -37,18 +37,18 @@ def best_version(store: Store, run_id: str) -> Best:
     for batch in range(best.steps, head):
         entry = ledger.required(batch)
         best = replace(best, steps=batch + 1, entry=entry_digest(entry))
-        found = _evaluated(entry)
-        if found is not None and (best.reward is None or found[0] > best.reward):
-            best = replace(best, reward=found[0], version=found[1])
+        for version, reward in _evaluated(entry):
+            if best.reward is None or reward > best.reward:
+                best = replace(best, reward=reward, version=version)
     return best
 
 
-def _evaluated(entry: Mapping[str, Any]) -> tuple[float, int] | None:
-    """Reward and version of the evaluation that an entry records, if it does."""
+def _evaluated(entry: Mapping[str, Any]) -> Iterable[tuple[int, float]]:
+    """Version and reward of each evaluation that an entry records."""
     metrics = entry["metrics"]
     if VALIDATION in metrics:
-        return -metrics[VALIDATION], entry["version_out"]
-    return (metrics[REWARD], int(metrics["eval/version"])) if REWARD in metrics else None
+        return [(entry["version_out"], -metrics[VALIDATION])]
+    return [(version, reward) for version, reward, *_ in held_out([entry])]
 
 
 def remember(store: Store, run_id: str, best: Best) -> None:

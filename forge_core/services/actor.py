@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import types
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar, Self
 
 from forge_core.services.config import ServiceConfig
@@ -14,6 +14,7 @@ from forge_core.services.mesh import Mesh
 from forge_core.services.service import Service
 
 _SETTINGS = {field.name: field.default for field in fields(ServiceConfig)}
+_BODY = ("procs", "hosts", "with_gpus", "num_replicas", "mesh_name")  # settings that a class body may give
 _LEFT_OUT: Any = object()
 _running: list[ActorHandle | ServiceInterface] = []
 log = logging.getLogger(__name__)
@@ -35,15 +36,28 @@ class ForgeActor:
 
     ``rank`` and ``size`` say which of the actor's processes this is. Plain methods run one at a time, coroutine
     methods side by side. The class must be importable by its name, unless it runs on threads.
+
+    ``procs``, ``with_gpus``, ``num_replicas`` and ``mesh_name`` in the body of the class are its settings where
+    ``options`` gives no others. Raises ValueError, at the definition, for one that cannot be.
     """
 
     rank: int
     size: int
+    procs: ClassVar[int] = ServiceConfig.procs
+    hosts: ClassVar[int | None] = ServiceConfig.hosts
+    with_gpus: ClassVar[bool] = ServiceConfig.with_gpus
+    num_replicas: ClassVar[int] = ServiceConfig.num_replicas
+    mesh_name: ClassVar[str | None] = ServiceConfig.mesh_name
     settings: ClassVar[ServiceConfig] = ServiceConfig()
     _defined: ClassVar[type[ForgeActor]]
 
     def __init_subclass__(cls, *, _options_of: type[ForgeActor] | None = None) -> None:
         cls._defined = cls if _options_of is None else _options_of._defined
+        body = {name: getattr(cls, name) for name in _BODY}
+        for name, value in body.items():
+            if not isinstance(value, int | str | None):
+                raise ValueError(f"{cls.__name__}.{name} is the actor's setting of that name: give it a plain value")
+        cls.settings = replace(cls.settings, **body)
 
     def setup(self) -> None:
         """Runs on every rank once it is made, and again after each restart: what a fresh replica needs to be of use."""
@@ -61,13 +75,13 @@ class ForgeActor:
     ) -> type[Self]:
         """A new class with other settings (those of ``ServiceConfig``); what is left out stays. This class is not
         changed. Raises TypeError for a setting that there is not, ValueError for one that cannot be."""
-        named = {"procs": procs, "hosts": hosts, "with_gpus": with_gpus, "num_replicas": num_replicas}
-        asked = {**named, "mesh_name": mesh_name, **others}
-        given = {name: value for name, value in asked.items() if value is not _LEFT_OUT}
+        named = dict(zip(_BODY, (procs, hosts, with_gpus, num_replicas, mesh_name), strict=True))
+        given = {name: value for name, value in named.items() if value is not _LEFT_OUT} | others
         if unknown := sorted(given.keys() - _SETTINGS.keys()):
             raise TypeError(f"{cls.__name__}.options: no setting {unknown[0]!r}; there are {', '.join(_SETTINGS)}")
-        settings = ServiceConfig(**{**vars(cls.settings), **given})
-        body = {"settings": settings, "__module__": cls.__module__}
+        settings = replace(cls.settings, **given)
+        body = {name: getattr(settings, name) for name in _BODY}
+        body |= {"settings": settings, "__module__": cls.__module__}
         return types.new_class(cls.__name__, (cls,), {"_options_of": cls}, lambda own: own.update(body))
 
     @classmethod

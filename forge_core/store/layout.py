@@ -6,6 +6,8 @@ the others return keys. ``attempt`` names one try of a training step: tries neve
 
 from __future__ import annotations
 
+DELETING = ".deleting-"  # in the keys of ``deleting``
+
 
 def number(value: int) -> str:
     """``12`` -> ``00000012``."""
@@ -145,10 +147,11 @@ def tombstone(run_id: str, name: str) -> str:
     return f"{run(run_id)}gc/{name}.json"
 
 
-def deleting(prefix: str) -> str:
-    """That a collector is about to delete the weights ``prefix``."""
+def deleting(prefix: str, collector: str = "") -> str:
+    """That a collector is about to delete the weights ``prefix``. Without ``collector``: how all such keys begin."""
     run_folder, _, name = prefix.rstrip("/").rpartition("/weights/")
-    return f"{run_folder}/gc/weights-{name}.deleting.json"
+    beginning = f"{run_folder}/gc/weights-{name}{DELETING}"
+    return f"{beginning}{collector}.json" if collector else beginning
 
 
 def best(run_id: str) -> str:

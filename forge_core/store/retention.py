@@ -17,26 +17,30 @@ the collectors' machines may be wrong by any time. A tombstone says whether the 
 that was not committed yet may still be reached later; then its grace starts anew.
 
 Weights may be pinned at any moment. A collector first says which it is about to delete (``layout.deleting``), then asks
-once more what is pinned; whoever pins weights looks for that word afterwards. One of the two sees the other.
+once more what is pinned; whoever pins weights looks for that word afterwards. One of the two sees the other. A word
+counts for ``WORD_S``: that of a collector which died before it took it back goes with the first collection after that.
 
 Versions that a run evaluates are within reach by themselves: one is evaluated before the step that trains it commits.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from forge_core.store import layout
 from forge_core.store.checkpoints import complete_checkpoints, prefix_number
 from forge_core.store.deletion import Garbage, delete_objects
-from forge_core.store.errors import NotFound
+from forge_core.store.errors import NotFound, StoreError
 from forge_core.store.ledger import Ledger
 from forge_core.store.store import Store
 
 KINDS = ("weights", "checkpoints", "training")
 GRAVE = (".named.json", ".unnamed.json")
+WORD_S = 3600.0  # a collector whose word is older than this has died
 
 
 @dataclass(frozen=True)
@@ -85,20 +89,23 @@ def collect(
         due = _delete(store, {prefix: objects[prefix] for prefix in due}, pinned)
         # Last: a full store takes no tombstones, but what is due makes room.
         graves.update({prefix: reach.named(prefix) for prefix in waiting})
+        graves.forget_words()
     return Collected(tuple(Garbage(prefix, objects[prefix]) for prefix in due), waiting)
 
 
 def _delete(store: Store, due: Mapping[str, dict[str, int]], pinned: Callable[[], Collection[str]]) -> list[str]:
     """Delete the objects ``due`` (keys by prefix), but for those that have been pinned since; the prefixes deleted."""
     weights = [prefix for prefix in due if _place(prefix)[0] == "weights"]
-    for prefix in weights:
-        store.put_json(layout.deleting(prefix), {"prefix": prefix})
+    own = uuid.uuid4().hex[:8]  # another collector's word is not this one's to take back
+    with suppress(StoreError):  # a store too full for a word takes no promotion either
+        for prefix in weights:
+            store.put_json(layout.deleting(prefix, own), {"prefix": prefix})
     spared = set(pinned()) if weights else set()
     deleted = [prefix for prefix in due if prefix not in spared]
     for prefix in deleted:
         delete_objects(store, due[prefix])
     for prefix in weights:
-        store.delete(layout.deleting(prefix))
+        store.delete(layout.deleting(prefix, own))
     return deleted
 
 
@@ -142,19 +149,28 @@ class _Reach:
 
 class _Graves:
     """Tombstones: ``gc/<kind>-<number>-<attempt>.<named|unnamed>.json`` was written when the object was first found
-    unreachable."""
+    unreachable. The collectors' words lie beside them."""
 
     def __init__(self, store: Store, run_id: str) -> None:
         self._store = store
         self._run_id = run_id
-        self._keys = {key for key in store.list(f"{layout.run(run_id)}gc") if key.endswith(GRAVE)}
+        keys = store.list(f"{layout.run(run_id)}gc")
+        self._keys = {key for key in keys if key.endswith(GRAVE)}
+        self._words = [key for key in keys if layout.DELETING in key]
         self._now = store.now()
 
     def age(self, prefix: str, named: bool) -> float:
         """For how long ``prefix`` has been unreachable in this state: 0 when this is the first time."""
         key = self._key(prefix, named)
-        if key not in self._keys:
-            return 0.0
+        return self._since(key) if key in self._keys else 0.0
+
+    def forget_words(self) -> None:
+        """Delete the words of collectors that have died."""
+        for key in self._words:
+            if self._since(key) >= WORD_S:
+                self._store.delete(key)
+
+    def _since(self, key: str) -> float:
         try:
             return self._now - self._store.written_at(key)
         except NotFound:

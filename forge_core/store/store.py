@@ -33,6 +33,7 @@ from forge_core.store.manifest import MANIFEST, File, Manifest, stored_name
 from forge_core.store.published import Published
 
 FIRST_POLL_S = 0.02
+READERS = 32  # small objects that are read at a time: what they take is waiting
 WRITERS = 8  # files of one object that are written at a time
 _PROBED: set[str] = set()
 _PROBE_LOCK = threading.Lock()

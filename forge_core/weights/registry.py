@@ -21,6 +21,7 @@ from typing import Any
 
 from forge_core.store import LedgerError, NotFound, Store, StoreError, digest, layout
 from forge_core.store.numbering import newest
+from forge_core.store.retention import WORD_S
 
 PRODUCTION, CANDIDATE = ALIASES = ("production", "candidate")
 ACTIONS = ("register", "promote", "reject", "rollback")
@@ -122,14 +123,23 @@ class Registry:
             return
         reason = f"the weights of {shown(lost[0])} were being deleted"
         undo = Change("rollback", reason, lost[0], old[PRODUCTION], old[CANDIDATE])
-        self._write(lambda head: undo if head is not None and head["n"] == entry["n"] else None)
+        _, undone = self._write(lambda head: undo if head is not None and head["n"] == entry["n"] else None)
+        found = "stays as it was" if undone else f"was changed again meanwhile (forge models {self.name} --history)"
         raise RegistryError(
-            f"{self.name} stays as it was: {reason}, since nothing had needed them for gc.grace; promote a version "
+            f"{self.name} {found}: {reason}, since nothing had needed them for gc.grace; promote a version "
             "that the run keeps (the newest, the best evaluated, or weights.keep of them)"
         )
 
     def _is_going(self, prefix: str) -> bool:
-        return self.store.exists(layout.deleting(prefix)) or not self.store.published(prefix)
+        beginning, now = layout.deleting(prefix), self.store.now()
+        words = [key for key in self.store.list(beginning.rpartition("/")[0]) if key.startswith(beginning)]
+        return not self.store.published(prefix) or any(now - self._written_at(key) < WORD_S for key in words)
+
+    def _written_at(self, key: str) -> float:
+        try:
+            return self.store.written_at(key)
+        except NotFound:
+            return 0.0  # taken back: the collector has decided
 
     def register(self, record: Record, reason: str) -> Entry | None:
         """Make ``record`` the candidate; nothing to do when it is already."""

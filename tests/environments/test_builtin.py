@@ -45,6 +45,8 @@ def test_arithmetic_is_exact(expression: str, value: str):
         ("(" * 500, "more than 200 characters"),
         ("(" * 150, "no arithmetic expression"),
         ("True + 1", "only numbers"),
+        ("1e999", "a number is too large"),
+        ("-1e999 * 2", "a number is too large"),
     ],
 )
 def test_anything_else_is_an_error_for_the_policy(expression: str, said: str):
@@ -72,7 +74,7 @@ def test_a_tool_answers_and_a_turn_without_a_call_ends_the_episode():
     [
         (call("calculate", expression="1/0"), "error: division by zero"),
         (call("calculate"), "error: calculate: missing a required argument: 'expression'"),
-        (call("calculate", expression=5), "error: expression must be a string"),
+        (call("calculate", expression=5), "error: calculate: expression must be of the type string"),
         (call("search", q="x"), "error: there is no tool 'search'; there is calculate"),
         (Action("", (ToolCall("", error="the call is no JSON"),)), "error: the call is no JSON"),
     ],

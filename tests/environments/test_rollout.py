@@ -16,6 +16,8 @@ from forge_core.environments.calculator import Calculator
 from forge_core.environments.protocol import Action, Step, Task
 from forge_core.environments.rollout import Play, run_episodes
 from forge_core.generation.base import GenerationError
+from forge_core.observability.metrics import collecting, record_metric
+from forge_core.observability.reductions import Reduce
 from forge_core.stop import Stopped, StopToken
 from tests.environments.scripted import END, Characters, Echo, Policy, decode, encode, episodes_of, play, request, task
 
@@ -187,6 +189,71 @@ def test_an_environment_that_hangs_is_given_up_and_holds_nobody():
     assert time.monotonic() - started < 5
     assert done["s1"].metadata["dropped"] == "environment: no answer within turn_timeout_s=0.3"
     assert {done[name].metadata["finish_reason"] for name in "abc"} == {"stop"}
+
+
+def test_an_environment_that_hangs_while_it_is_closed_holds_nobody():
+    class Hanging(Echo):
+        def close(self) -> None:
+            if self._fate == "hangs":
+                time.sleep(3600)
+
+    started = time.monotonic()
+    fates = {"h": "hangs", **dict.fromkeys("abc")}
+    done = episodes(Policy(turns("ab", "x")), fates, play(Hanging, workers=1, max_open=1, turn_timeout_s=0.3))
+    assert time.monotonic() - started < 5
+    assert {c.metadata["dropped"] for c in done.values()} == {None}
+
+
+def test_a_beginning_that_comes_too_late_is_closed_again():
+    closed: list[float] = []
+
+    class Late(Echo):
+        def reset(self, task: Task) -> None:
+            super().reset(task)
+            if self._fate == "late":
+                time.sleep(0.6)
+
+        def close(self) -> None:
+            if self._fate == "late":
+                closed.append(time.monotonic())
+
+    started = time.monotonic()
+    done = episodes(Policy(turns("x")), {"l": "late", "a": None}, play(Late, turn_timeout_s=0.2))
+    assert done["l"].metadata["dropped"] == "environment: no answer within turn_timeout_s=0.2"
+    while not (closed and closed[-1] - started > 0.55) and time.monotonic() < started + 5:
+        time.sleep(0.01)
+    assert closed[-1] - started > 0.55
+
+
+def test_what_an_environment_records_belongs_to_the_stage_that_plays_it():
+    class Recording(Echo):
+        def step(self, action: Action) -> Step:
+            record_metric("environment/steps", 1.0, Reduce.SUM)
+            return super().step(action)
+
+    with collecting() as mine:
+        episodes(Policy(turns("ab", "x")), {"a": None, "b": None}, play(Recording))
+    assert mine.drain()["0"]["environment/steps"]["count"] == 4, "and not among what no stage recorded"
+
+
+def test_what_an_environment_says_of_its_end_is_cut_and_holds_no_secret(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GAME_API_KEY", "sk-planted-0123456789")
+
+    class Leaking(Echo):
+        def step(self, action: Action) -> Step:
+            raise OSError("401 for sk-planted-0123456789 " + "x" * 5000)
+
+    dropped = episodes(Policy(turns("ab")), {"a": None}, play(Leaking))["a"].metadata["dropped"]
+    assert "planted" not in dropped
+    assert len(dropped) < 600
+
+
+def test_what_an_environment_counts_does_not_replace_its_reward():
+    class Counting(Echo):
+        def step(self, action: Action) -> Step:
+            return Step(reward=1.0, done=True, counts={"reward": 7.0, "turns": 9.0})
+
+    assert episodes(Policy(turns("ab")), {"a": None}, play(Counting))["a"].metadata["environment"]["reward"] == 1.0
 
 
 def test_waiting_for_a_worker_is_not_the_environments_time():

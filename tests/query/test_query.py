@@ -19,7 +19,7 @@ from forge_core.data_model import REWARDS, to_parquet
 from forge_core.query import QueryError, RunTables, query
 from forge_core.query.files import shard_files
 from forge_core.runs.record import create_run
-from forge_core.store import Store, StoreError, layout, open_store
+from forge_core.store import Ledger, Store, StoreError, layout, open_store
 from tests.query.example import RUN, example_run
 
 COUNT = "SELECT count(*) AS n FROM rewards"
@@ -96,6 +96,18 @@ def test_of_two_tries_of_a_step_the_one_counts_that_was_committed(store: Store):
     assert numbers(store, "SELECT count(*) AS n FROM training") == [{"n": 48}]
 
 
+def test_an_evaluation_without_a_graded_answer_is_a_version_without_a_reward(store: Store):
+    ledger = Ledger(store, RUN)
+    newest = ledger.entry(2)
+    assert newest is not None
+    ungraded = {**newest["metrics"], "eval/version": 3.0}
+    ungraded.pop("eval/reward/mean", None)
+    assert ledger.commit({**newest, "batch": 3, "version_in": 3, "version_out": 4, "metrics": ungraded,
+                          "previous": ledger.previous(3)})  # fmt: skip
+    sql = "SELECT version, eval_reward FROM weights WHERE version = 3"
+    assert numbers(store, sql) == [{"version": 3, "eval_reward": None}]
+
+
 def test_a_run_that_has_just_begun_has_empty_tables(store: Store):
     create_run(store, load_config({"run": {"id": "new"}, "rewards": {"functions": [{"path": "exact_match"}]}}))
     for name in TABLES:
@@ -125,6 +137,27 @@ def test_wrong_sql_is_bad_input_that_says_what_is_wrong(store: Store, sql: str, 
         query([RUN], sql, store=store)
     assert said.lower() in str(error.value).lower()
     assert "--sql: " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["read_text('/etc/hostname')", "read_csv('/etc/passwd')", "glob('/etc/*')", "'/etc/passwd'",
+     "read_parquet('https://example.org/x.parquet')", "read_text('{folder}/outside')"],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["memory", "folder"])
+def test_nothing_but_the_store_is_read(place: str, source: str, tmp_path: Path):
+    (tmp_path / "outside").write_text("secret")
+    uri = f"memory://{os.urandom(8).hex()}" if place == "memory" else str(tmp_path / "store")
+    store = example_run(open_store(uri))
+    with pytest.raises(QueryError):
+        query([RUN], f"SELECT * FROM {source.format(folder=tmp_path)}", store=store)
+    assert numbers(store, COUNT) == [{"n": 48}]
+
+
+def test_a_store_below_a_folder_called_runs_or_like_a_column_keeps_its_names(tmp_path: Path):
+    store = example_run(open_store(str(tmp_path / "runs" / "forge" / "task=math" / "store")))
+    for table in ("episodes", "rewards", "reference", "training", "metrics"):
+        assert numbers(store, f"SELECT DISTINCT run_id FROM {table}") == [{"run_id": RUN}]
 
 
 def test_variables_of_python_are_no_tables(store: Store):

@@ -13,9 +13,9 @@ import pytest
 
 from flows.cli import BAD_INPUT, main
 from forge_core.config import load_config
+from forge_core.observability.entries import held_out
 from forge_core.report import Written, write_report
 from forge_core.report.alarms import alarms
-from forge_core.report.curves import held_out
 from forge_core.report.facts import Facts, collect
 from forge_core.report.figures import curves_of
 from forge_core.report.page import page, run_section, text
@@ -287,3 +287,10 @@ def test_a_report_of_a_run_on_s3(s3_store_uri: str, tmp_path: Path):
     made, page = written(example_run(open_store(f"{s3_store_uri}-report")), tmp_path)
     assert made.problems == {RUN: []}
     assert "The end: batch 2" in visible(page)
+
+
+def test_entries_of_a_run_that_only_graded_again_have_no_fates(store: Store, tmp_path: Path):
+    facts = collect(store, RUN)
+    facts.entries = [{**entry, "episodes": 16} for entry in facts.entries]
+    (_, summary), *_ = run_section(facts, [], [], []).parts
+    assert "dropped" not in summary

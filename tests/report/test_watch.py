@@ -40,6 +40,14 @@ class Counting(MemoryBackend):
         return super().__getattribute__(name)
 
 
+class Clock:
+    """That of the store, which a test turns."""
+
+    def __init__(self, backend: Counting) -> None:
+        self.now = 0.0
+        backend.clock = lambda: self.now
+
+
 @pytest.fixture
 def backend() -> Counting:
     return Counting(os.urandom(8).hex())
@@ -83,6 +91,42 @@ def test_a_run_that_goes_on_shows_open_shards_processes_stops_and_its_last_error
     assert "batch 2: 1" in text
     assert "batch 3, shard 0" in text
     assert "the disk is full" in text
+
+
+def test_requests_to_stop_are_of_the_past_when_something_was_made_after_them(backend: Counting):
+    clock = Clock(backend)
+    store = example_run(Store(backend))
+    last = store.read(layout.ledger(RUN, 2))
+    store.delete(layout.ledger(RUN, 2))
+    clock.now += 5.0
+    request_stop(store, RUN)
+    watched = Watched(store, RUN)
+    assert (watched.look().stops, watched.look().silent_s) == (1, None)
+    clock.now += 5.0
+    rewards = f"{layout.rewards(RUN, 2, 0, 1)}manifest.json"
+    store._backend.write(rewards, store.read(rewards))  # what was under way
+    assert Watched(store, RUN).look().stops == 1
+    clock.now += 3600.0
+    store._backend.write(rewards, store.read(rewards))  # a resumed run
+    clock.now += 9.0
+    state = Watched(store, RUN).look()
+    assert (state.stops, state.silent_s) == (0, 9.0)
+    request_stop(store, RUN)
+    store.put_new(layout.ledger(RUN, 2), last)
+    assert Watched(store, RUN).look().finished
+
+
+def test_what_a_role_made_last_is_the_newest_by_time(backend: Counting):
+    clock = Clock(backend)
+    store = example_run(Store(backend))
+    for batch, shard, at in ((0, 1, 10.0), (2, 0, 30.0), (1, 1, 40.0)):
+        clock.now = at
+        key = f"{layout.episodes(RUN, batch, 0, shard)}manifest.json"
+        store._backend.write(key, store.read(key))
+    store.delete(layout.ledger(RUN, 2))  # the batches 1 and 2 are looked at
+    clock.now = 45.0
+    (generator,) = [role for role in Watched(store, RUN).look().roles if role.name == "generator"]
+    assert (generator.newest, generator.age_s) == ("batch 1", 5.0)
 
 
 def test_a_run_without_a_version_is_shown(store: Store, capsys: pytest.CaptureFixture[str]):

@@ -151,7 +151,7 @@ def test_weights_that_are_deleted_while_they_are_promoted_leave_the_model_as_it_
     registry.promote(published(store, "a"), "first")
     registry.register(published(store, "waits"), "waits")
     doomed = published(store, "doomed")
-    store.put_json(layout.deleting(doomed["weights"]), {})  # a collector that looked before
+    store.put_json(layout.deleting(doomed["weights"], "one"), {})  # a collector that looked before
     with pytest.raises(
         RegistryError, match=r"m stays as it was: the weights of version 1 of doomed were being deleted"
     ):

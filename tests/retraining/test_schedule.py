@@ -46,7 +46,7 @@ class Site:
     def api(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.server.url}/{path}", data, {"Content-Type": "application/json"})
-        return json.loads(urllib.request.urlopen(request, timeout=30).read())
+        return json.loads(urllib.request.urlopen(request, timeout=120).read())
 
     def finished(self, *, scheduled: bool) -> list[dict[str, Any]]:
         """Flow runs that have ended, of the schedule or of something else."""

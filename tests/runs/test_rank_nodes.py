@@ -7,7 +7,9 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,22 +32,32 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-@pytest.mark.engine
-def test_two_nodes_that_share_a_store_take_the_step_of_one_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def on_two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is the first of two nodes from here on."""
     for name, value in {NODES: "2", ENDPOINT: f"127.0.0.1:{free_port()}", ADDRESS: "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
-    store = str(tmp_path / "store")
-    ctx = new_run(store, *ONE_STEP, "parallelism.data_parallel_shard_degree=2")
+
+
+def advance_with_the_other_node(ctx: Any, store: str, advance: Callable[[], Any]) -> None:
+    """``advance`` the run ``ctx`` while the other node has joined it; both end well."""
     join = "import sys; from flows.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", join, "join", ctx.run_id, "--store", store]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as other:
-        advance(ctx, 1)
+        advance()
         assert len(ctx.trainer._trainer._pids) == 1, "the other rank belongs to the other node"
         ctx.close()
         _, said = other.communicate(timeout=60)
     assert other.returncode == 0, said
+
+
+@pytest.mark.engine
+def test_two_nodes_that_share_a_store_take_the_step_of_one_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_two_nodes(monkeypatch)
+    store = str(tmp_path / "store")
+    ctx = new_run(store, *ONE_STEP, "parallelism.data_parallel_shard_degree=2")
+    advance_with_the_other_node(ctx, store, lambda: advance(ctx, 1))
     monkeypatch.delenv(NODES)
     alone = advance(new_run(str(tmp_path / "alone"), *ONE_STEP), 1)
     (entry,), (expected,) = ctx.ledger.entries(), alone.ledger.entries()

@@ -313,6 +313,30 @@ def test_options_make_a_new_class_and_leave_the_old_one() -> None:
             Counter.options(**bad)
 
 
+def test_the_body_of_a_class_gives_settings_that_options_change() -> None:
+    class Pair(ForgeActor):
+        procs, num_replicas, mesh_name = 2, 3, "pairs"
+
+    class Single(Pair):
+        procs = 1
+
+    alone = Pair.options(procs=1, routing="least_loaded")
+    for actor, procs in ((Pair, 2), (Single, 1), (alone, 1), (alone.options(num_replicas=3), 1)):
+        assert (actor.settings.procs, actor.settings.num_replicas, actor.settings.mesh_name) == (procs, 3, "pairs")
+        assert (actor.procs, actor.num_replicas) == (procs, 3)
+    assert alone.settings.routing == "least_loaded"
+    assert (ForgeActor.procs, ForgeActor.settings.num_replicas) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [("procs", 0, "procs is 0"), ("hosts", 2, "hosts is 2"), ("procs", len, "Bad.procs is the actor's setting")],
+)
+def test_a_class_body_with_a_setting_that_cannot_be_is_refused(name: str, value: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        type("Bad", (ForgeActor,), {name: value})
+
+
 def test_two_configurations_of_one_class_run_side_by_side() -> None:
     async def test() -> None:
         one, two = await asyncio.gather(

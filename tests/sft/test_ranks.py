@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,7 @@ import pytest
 from forge_core.runs.record import load_run, resume_run
 from forge_core.runs.sft_context import SftContext
 from forge_core.store import open_store
-from forge_core.training.launch import ADDRESS, ENDPOINT, NODES
-from tests.runs.test_rank_nodes import free_port
+from tests.runs.test_rank_nodes import advance_with_the_other_node, on_two_nodes
 from tests.sft.harness import advance, memory, new_run, opened, tiny
 
 pytestmark = pytest.mark.engine
@@ -34,17 +31,9 @@ def test_a_run_of_one_rank_goes_on_with_two_on_two_nodes_as_if_it_had_been_left_
     store = f"file://{tmp_path}/store"
     alone = advance(new_run(memory(), data, *SETTINGS), 2)
     advance(new_run(store, data, *SETTINGS), 1).close()
-    for name, value in {NODES: "2", ENDPOINT: f"127.0.0.1:{free_port()}", ADDRESS: "127.0.0.1"}.items():
-        monkeypatch.setenv(name, value)
+    on_two_nodes(monkeypatch)
     ctx = resumed(store, data, *SETTINGS, TWO)
-    join = "import sys; from flows.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", join, "join", ctx.run_id, "--store", store]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as other:
-        advance(ctx, 2)
-        assert len(ctx.trainer._trainer._pids) == 1, "the other rank belongs to the other node"
-        ctx.close()
-        _, said = other.communicate(timeout=60)
-    assert other.returncode == 0, said
+    advance_with_the_other_node(ctx, store, lambda: advance(ctx, 2))
     for ours, theirs in zip(ctx.ledger.entries(), alone.ledger.entries(), strict=True):
         assert ours["cursor"] == theirs["cursor"], "the same rows"
         for metric in ("loss", "validation/loss", "grad_norm"):

@@ -87,6 +87,13 @@ def test_the_best_evaluated_version_stays(memory: Store, clock: Clock) -> None:
     assert collected(memory, record, clock) == [0, 1, 6]
 
 
+def test_the_best_version_may_be_the_one_before_the_last(memory: Store) -> None:
+    """The last entry records the evaluations of two versions: the one that it trained and the one that it made."""
+    both = {"eval/before/reward/mean": 0.9, "eval/before/version": 2, "eval/reward/mean": 0.7, "eval/version": 3}
+    with_weights(memory, 3, b0={"eval/reward/mean": 0.8, "eval/version": 0}, b2=both)
+    assert best_version(memory, RUN).version == 2
+
+
 def reads(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     read = store.read

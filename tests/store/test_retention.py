@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forge_core.store import CorruptObject, Ledger, Store, layout, open_store
 from forge_core.store.checkpoints import complete_checkpoints, publish_checkpoint
-from forge_core.store.retention import Collected, collect
+from forge_core.store.retention import WORD_S, Collected, collect
 from tests.store.entries import RUN, committed, entry, init_entry
 
 KEPT_FOR_EVER = ("plans", "episodes", "rewards", "reference", "ledger")
@@ -294,7 +294,7 @@ def test_weights_that_are_pinned_while_they_are_about_to_be_deleted_stay() -> No
     run.now = 20
 
     def pinned() -> list[str]:
-        looks.append(run.store.exists(layout.deleting(promoted)))
+        looks.append(any(k.startswith(layout.deleting(promoted)) for k in run.store.list(f"runs/{RUN}/gc")))
         return [promoted] if len(looks) > 1 else []
 
     deleted = collect(run.store, RUN, pinned=pinned, **run.rules)
@@ -302,6 +302,20 @@ def test_weights_that_are_pinned_while_they_are_about_to_be_deleted_stay() -> No
     assert promoted not in deleted.prefixes
     assert run.ledger.weights_prefix(2) in deleted.prefixes
     assert run.store.published(promoted)
+    assert [key for key in run.store.list(f"runs/{RUN}/gc") if "deleting" in key] == []
+
+
+def test_the_word_of_a_collector_that_was_killed_goes_with_a_later_collection() -> None:
+    run = grown(6)
+    left = layout.deleting(run.ledger.weights_prefix(2), "killed")
+    run.store.put_json(left, {"prefix": run.ledger.weights_prefix(2)})
+    run.now += WORD_S - 1
+    collect(run.store, RUN, **run.rules)
+    assert run.store.exists(left)
+    run.now += 1
+    collect(run.store, RUN, dry_run=True, **run.rules)
+    assert run.store.exists(left)
+    collect(run.store, RUN, **run.rules)
     assert [key for key in run.store.list(f"runs/{RUN}/gc") if "deleting" in key] == []
 
 

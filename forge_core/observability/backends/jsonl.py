@@ -1,4 +1,4 @@
-"""Metrics as lines of JSON: ``<folder>/<run_id>.jsonl``, and ``<run_id>-<role>-<pid>.jsonl`` of other processes.
+"""Metrics as lines of JSON: ``<folder>/<name>.jsonl``, and ``<name>-<role>-<pid>.jsonl`` of other processes.
 
 A line is ``{"step": 3, "values": {...}, "tables": {...}}``, or ``{"key": ..., "value": ..., "time": ...}`` for a value
 as it was recorded. Lines are written whole; half a line, of a process that was killed, is cut off by the next one.
@@ -20,7 +20,7 @@ from forge_core.observability.metrics import Metric
 class JsonlBackend:
     def __init__(self, section: JsonlSection, origin: Origin) -> None:
         suffix = f"-{origin.role}-{os.getpid()}" if origin.role else ""
-        self.path = Path(section.folder).expanduser() / f"{origin.run_id}{suffix}.jsonl"
+        self.path = Path(section.folder).expanduser() / f"{origin.name}{suffix}.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a+b")
         self._file.seek(0)

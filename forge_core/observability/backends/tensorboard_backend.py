@@ -1,4 +1,4 @@
-"""Metrics as event files of TensorBoard: ``<folder>/<run_id>/``, of other processes ``<folder>/<run_id>/<role>/``."""
+"""Metrics as event files of TensorBoard: ``<folder>/<name>/``, of other processes ``<folder>/<name>/<role>/``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TensorBoardBackend:
     def __init__(self, section: TensorBoardSection, origin: Origin) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._folder = Path(section.folder).expanduser() / origin.run_id / origin.role
+        self._folder = Path(section.folder).expanduser() / origin.name / origin.role
         self._last = self._stored_step()
         self._writer: Any = SummaryWriter(str(self._folder))
         self._recorded: Counter[str] = Counter()
