@@ -46,6 +46,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return LINK.sub(turned, markdown) if _is_markdown(page.file) else markdown
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn links of a notebook to documents, which Jupyter and a repository's pages follow as they are."""
+    return html if _is_markdown(page.file) else re.sub(r'(href="(?![a-z]+:)[^"#]+)\.md(?=["#])', r"\1.html", html)
+
+
 def _outside(uri: str, text: str) -> list[str]:
     """Paths from the root of the repository of what a page links to outside of docs/."""
     targets = [_target(uri, found[1]) for found in LINK.finditer(text)]
