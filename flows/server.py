@@ -2,7 +2,7 @@
 
 In this order:
 1. ``PREFECT_API_URL``, when set: that server is used as it is; nothing is started.
-2. The server of this Forge home (``FORGE_HOME``, ``~/.forge`` by default), when one was started with :func:`serve`
+2. The server of this Forge home (``FORGE_HOME``, ``~/.forge`` by default), when one was started with ``serve``
    and answers. It lives as long as its operator wants and is shared by all runs of the home.
 3. Otherwise a server is started as a child of this process, and dies with it, even by ``kill -9``.
 
@@ -45,6 +45,7 @@ from flows.home import (
     prepare_home,
     server_environment,
 )
+from flows.named_server import require_server
 from flows.queued import send_or_drop
 
 START_TIMEOUT_S = 180.0
@@ -95,7 +96,7 @@ class ServerHandle:
 def ensure_server(
     home: Path | None = None, *, timeout_s: float = START_TIMEOUT_S, meanwhile: Callable[[], object] = lambda: None
 ) -> ServerHandle:
-    """Return a server that answers, and point Prefect in this process at it. Raises :class:`ServerError`.
+    """Return a server that answers, and point Prefect in this process at it. Raises ``ServerError``.
 
     ``meanwhile`` is called before it returns: while a server starts, which takes seconds, or where none has to. Prefect
     may be imported in it.
@@ -111,13 +112,13 @@ def ensure_server(
 def running_server(home: Path | None = None) -> ServerHandle | None:
     """The server that others started (1 or 2 above), with Prefect in this process pointed at it; None without one.
 
-    Raises :class:`ServerError` when PREFECT_API_URL names a server that does not answer.
+    Raises ``ServerError`` when PREFECT_API_URL names a server that does not answer or does not let this process in.
     """
     os.environ.update(QUIET)
     configured = os.environ.get("PREFECT_API_URL")
     if configured:
-        _require_answer(configured)
         _reload_settings()
+        require_server(configured)
         return ServerHandle(configured, os.environ.get("PREFECT_UI_URL") or _ui_url(configured))
     home = forge_home(home)
     shared = _server_of_home(home)
@@ -128,7 +129,7 @@ def serve(home: Path | None = None, port: int = 4200, host: str = LOOPBACK) -> N
     """Become the server of this Forge home: runs in the foreground until it is stopped, and does not return.
 
     Runs that start meanwhile use it. The operator's own ``PREFECT_SERVER_`` settings hold. Raises
-    :class:`ServerError` when the port or the home's database is taken.
+    ``ServerError`` when the port or the home's database is taken.
     """
     home = forge_home(home)
     prepare_home(home)
@@ -264,14 +265,6 @@ def _exists(pid: int) -> bool:
     except PermissionError:  # another user's process
         return True
     return True
-
-
-def _require_answer(url: str) -> None:
-    if not _answers(url, timeout_s=10.0):
-        raise ServerError(
-            f"PREFECT_API_URL is {url}, but no Prefect server answers at {url}/health: "
-            "start that server, mend the address, or unset PREFECT_API_URL and Forge starts one for the run"
-        )
 
 
 def _answers(url: str, timeout_s: float) -> bool:

@@ -98,8 +98,8 @@ class TrainingSection(OptimizerSection):
     entropy_coef: float = Field(
         0.0,
         ge=0,
-        description="Weight of the entropy bonus. Above 0, groups without signal are trained too: for the bonus (and the KL "
-        "penalty) alone.",
+        description="Weight of the entropy bonus. Above 0, groups without signal are trained too: for the bonus (and "
+        "the KL penalty) alone.",
     )
 
 
