@@ -37,10 +37,11 @@ class Launcher:
         files = [_file(seccomp.program()), _file(code.encode(errors="replace"))]
         source = None if stdin is None else _file(stdin)
         kept = self.limits.for_processes(cpu_s=ceil(timeout_s) + 1)
+        user, options = bubblewrap.identity()
         arguments = [mode, *(f"{name}={value}" for name, value in kept.items())]
         try:
             bwrap = subprocess.Popen(
-                [*bubblewrap.command(self.bwrap, self.image, self.limits, reports, *files), *arguments],
+                [*user, *bubblewrap.command(self.bwrap, self.image, self.limits, reports, *files), *arguments],
                 stdin=subprocess.PIPE if source is None else source,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -48,7 +49,7 @@ class Launcher:
                 cwd="/",
                 pass_fds=[reports, *files],
                 start_new_session=True,
-                **bubblewrap.identity(),
+                **options,
             )
         except BaseException:
             os.close(status)

@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from forge_core.sandbox import Limits, SandboxedPythonCoder, SandboxError, seccomp
+from forge_core.sandbox.bubblewrap import UNPRIVILEGED
+from forge_core.sandbox.process import watch
 
 ROOT = Path(__file__).resolve().parents[2]
 SET_UP = "from forge_core.sandbox import SandboxedPythonCoder; coder = SandboxedPythonCoder(); coder.setup(); "
@@ -123,6 +126,24 @@ def test_a_root_without_other_ids_has_a_sandbox() -> None:
     code = SET_UP + "print(coder.execute('print(1)').stdout)"
     inner = subprocess.run([*jail, sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert inner.stdout == "1\n\n", inner.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("setpriv", [True, False])
+def test_root_starts_a_sandbox_as_nobody(
+    coder: SandboxedPythonCoder, setpriv: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not setpriv:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    process = coder.start("script", "print('begun', flush=True); import time; time.sleep(60)")
+    try:
+        watch([process], lambda: b"begun" in process.stdout)
+        (inner,) = psutil.Process(process._bwrap.pid).children()
+        ids = [set(getattr(p, kind)()) for p in (inner, inner.parent()) for kind in ("uids", "gids")]
+        assert ids == [{UNPRIVILEGED}] * 4
+        assert Path(f"/proc/{inner.pid}/status").read_text().count("Groups:\t \n") == 1
+    finally:
+        process.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not Path("/usr/bin/python3").exists(), reason="needs root and Debian's Python")
