@@ -177,7 +177,7 @@ class Frontier:
         for shard in self._shards(batch):
             prefix, (_, _, round, number) = layout.episodes(*shard), shard
             if self._is_published(prefix) and not self._is_published(stage(*shard)):
-                manifest = self._ctx.store.open_published(prefix).manifest
+                manifest = self._ctx.shards.open_published(prefix).manifest
                 yield ShardRef(batch, number, prefix, manifest.content, round)
 
     def _shards(self, batch: int) -> list[tuple[str, int, int, int]]:
