@@ -31,6 +31,7 @@ from forge_core.runs.episodes import (
     reference_bytes,
     rewards_bytes,
 )
+from forge_core.runs.evaluation_schedule import first_unevaluated
 from forge_core.runs.planning import shard_groups, shard_requests
 from forge_core.runs.record import refuse_generation
 from forge_core.runs.recording import recording
@@ -54,12 +55,14 @@ class ShardRef:
 
 
 def sampling_version(ctx: RunContext, batch: int, head: int | None = None) -> int:
-    """The version that samples ``batch``: the newest committed one (``head``, where it is known), or exactly
-    ``batch - S`` (``oldest``)."""
+    """The version that samples ``batch``: the newest committed one (``head``, where it is known) that engines may move
+    to, or exactly ``batch - S`` (``oldest``)."""
     oldest = max(0, batch - ctx.config.max_staleness)
     if ctx.config.rollout.version == "oldest":
         return oldest
-    return max(oldest, min(ctx.ledger.head() if head is None else head, batch))
+    head = ctx.ledger.head() if head is None else head
+    unevaluated = first_unevaluated(ctx, head)
+    return max(oldest, min(head if unevaluated is None else unevaluated, batch))
 
 
 def sample_shard(ctx: RunContext, batch: int, shard: int, round: int = 0) -> ShardRef:
@@ -104,6 +107,9 @@ def _sample(ctx: RunContext, plan: dict[str, Any], shard: int) -> tuple[dict[str
     if ctx.config.rollout.version == "oldest":
         ctx.rollouts.wait_before(batch, ctx.stop)
     oldest = max(0, batch - ctx.config.max_staleness)
+    unevaluated = first_unevaluated(ctx, ctx.ledger.head())
+    if unevaluated is not None and unevaluated < oldest:
+        ctx.evaluate(ctx, unevaluated)
     requests, prompts = shard_requests(ctx.run_id, plan, shard, oldest), _prompts(ctx, plan)
     with ctx.sampling(version) as engine:
         working = time.monotonic()
