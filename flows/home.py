@@ -48,7 +48,7 @@ def lock_file(path: Path) -> int | None:
 
 
 def prepare_home(home: Path) -> None:
-    """Create the folder; raises :class:`ServerError` when it cannot be written."""
+    """Create the folder; raises ``ServerError`` when it cannot be written."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=home).close()

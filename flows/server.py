@@ -2,7 +2,7 @@
 
 In this order:
 1. ``PREFECT_API_URL``, when set: that server is used as it is; nothing is started.
-2. The server of this Forge home (``FORGE_HOME``, ``~/.forge`` by default), when one was started with :func:`serve`
+2. The server of this Forge home (``FORGE_HOME``, ``~/.forge`` by default), when one was started with ``serve``
    and answers. It lives as long as its operator wants and is shared by all runs of the home.
 3. Otherwise a server is started as a child of this process, and dies with it, even by ``kill -9``.
 
@@ -92,7 +92,7 @@ class ServerHandle:
 
 
 def ensure_server(home: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) -> ServerHandle:
-    """Return a server that answers, and point Prefect in this process at it. Raises :class:`ServerError`."""
+    """Return a server that answers, and point Prefect in this process at it. Raises ``ServerError``."""
     home = forge_home(home)
     return running_server(home) or _use(_start_child(home, timeout_s), home)
 
@@ -100,7 +100,7 @@ def ensure_server(home: Path | None = None, *, timeout_s: float = START_TIMEOUT_
 def running_server(home: Path | None = None) -> ServerHandle | None:
     """The server that others started (1 or 2 above), with Prefect in this process pointed at it; None without one.
 
-    Raises :class:`ServerError` when PREFECT_API_URL names a server that does not answer.
+    Raises ``ServerError`` when PREFECT_API_URL names a server that does not answer.
     """
     os.environ.update(QUIET)
     configured = os.environ.get("PREFECT_API_URL")
@@ -117,7 +117,7 @@ def serve(home: Path | None = None, port: int = 4200, host: str = LOOPBACK) -> N
     """Become the server of this Forge home: runs in the foreground until it is stopped, and does not return.
 
     Runs that start meanwhile use it. The operator's own ``PREFECT_SERVER_`` settings hold. Raises
-    :class:`ServerError` when the port or the home's database is taken.
+    ``ServerError`` when the port or the home's database is taken.
     """
     home = forge_home(home)
     prepare_home(home)

@@ -1,6 +1,6 @@
 """Every way to stop a run ends in one place: the run's stop token.
 
-A :class:`StopWatcher` inside the flow body sets the token on Ctrl-C, on SIGTERM, on a ``control/stop-<n>.json`` in the
+A ``StopWatcher`` inside the flow body sets the token on Ctrl-C, on SIGTERM, on a ``control/stop-<n>.json`` in the
 store (``forge stop``) and on a Cancelling or Cancelled flow run (the Prefect UI). Work ends where it looks at the token
 and the flow returns a Cancelled state, so the run stays resumable.
 

@@ -8,7 +8,7 @@ Guarantees:
 - An exception of the called function (even SystemExit) reaches the caller with its own traceback; the thread lives on.
 - A caller that is interrupted while it waits (KeyboardInterrupt) leaves a working thread behind; its call is dropped
   if it has not started, and its result if it has.
-- A queued call whose ``stop`` token is set is not started: its caller gets :class:`forge_core.stop.Stopped`.
+- A queued call whose ``stop`` token is set is not started: its caller gets ``forge_core.stop.Stopped``.
 - The thread is a daemon: it never keeps the process alive.
 """
 
@@ -72,8 +72,8 @@ class EngineThread:
     def call(self, fn: Callable[..., T], *args: Any, priority: int = 0, **kwargs: Any) -> T:
         """Run ``fn(*args, **kwargs)`` in the thread and return its result.
 
-        A keyword ``stop`` that holds a :class:`StopToken` is passed on to ``fn`` and also looked at just before the
-        call starts. Called from the engine's own thread, ``fn`` runs at once. Raises :class:`EngineClosed` after
+        A keyword ``stop`` that holds a ``StopToken`` is passed on to ``fn`` and also looked at just before the
+        call starts. Called from the engine's own thread, ``fn`` runs at once. Raises ``EngineClosed`` after
         :meth:`close`.
         """
         if threading.current_thread() is self._thread:

@@ -4,7 +4,7 @@ Invariants:
 - A token goes from clear to set once and stays set; the first reason stands.
 - Setting is safe from any thread, but not from a signal handler (it takes a lock that the interrupted code may hold):
   a handler hands the signal to a thread, as ``flows/stopping.py`` does.
-- A call that finds the token set ends without committing anything and raises :class:`Stopped`.
+- A call that finds the token set ends without committing anything and raises ``Stopped``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StopToken:
         return self._reason if self.is_set() else None
 
     def check(self) -> None:
-        """Raise :class:`Stopped` when the token is set."""
+        """Raise ``Stopped`` when the token is set."""
         if self.is_set():
             raise Stopped(self._reason or "unknown")
 

@@ -5,6 +5,8 @@ Invariants:
 - The staleness bound is checked here, at consumption: an episode older than ``max_staleness`` is an error.
 - A group without signal (``zero_variance``) is not computed, but its tokens and sequences stay in the global
   denominators: the step is what it would be had its zero advantages been computed. It gets no KL gradient either.
+- Where the loss has an entropy bonus (``explores``) such a group is trained, with advantage 0: those are the prompts
+  on which the policy has stopped to explore.
 - With dynamic sampling (DAPO, arXiv 2503.14476) such groups were replaced: they leave the denominators too, and groups
   with signal beyond the planned number are ``surplus``.
 """
@@ -60,7 +62,8 @@ class FateRules:
     groups with signal that dynamic sampling fills a batch with; None: no dynamic sampling. ``truncated``: what becomes
     of episodes that were cut at the length limit (``keep``, ``mask``, ``zero_advantage``). ``compares``: whether a
     group's rewards are compared with each other; if not, a group needs neither two rewards nor differences.
-    ``whitens``: whether advantages are whitened over the tokens of the batch in the end."""
+    ``whitens``: whether advantages are whitened over the tokens of the batch in the end. ``explores``: whether groups
+    without signal are trained for the entropy bonus."""
 
     max_staleness: int
     advantages: Callable[[Sequence[float]], list[float]] = group_advantages
@@ -68,6 +71,7 @@ class FateRules:
     truncated: str = "keep"
     compares: bool = True
     whitens: bool = False
+    explores: bool = False
 
 
 def decide_fates(
@@ -117,6 +121,8 @@ def _group_fates(
     ages = {i: checked_age(episodes[i], batch, rules.max_staleness) for i in group.episode_ids if i in episodes}
     rewards = _rewards(group, episodes)
     reason = surplus or _group_reason(list(rewards.values()), rules.compares)
+    if reason == ZERO_VARIANCE and rules.explores and rules.wanted is None:
+        reason = None
     advantages = {} if reason else dict(zip(rewards, rules.advantages(list(rewards.values())), strict=True))
     return [_fate(i, episodes.get(i), ages.get(i, 0), advantages.get(i, 0.0), reason, rules) for i in group.episode_ids]
 

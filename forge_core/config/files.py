@@ -33,7 +33,14 @@ def located(config: RunConfig, folder: Path | None = None) -> RunConfig:
             function["model"] = located_path(function["model"], roots)
         if "path" in function:
             function["path"] = _located_object(function["path"], roots)
+    located_backend(tree, roots)
     return RunConfig.model_validate(tree)
+
+
+def located_backend(tree: dict[str, Any], roots: list[Path]) -> None:
+    """Write the file of a metric backend of the user's in full."""
+    if (custom := tree["metric_logging"]["custom"]) is not None:
+        custom["path"] = _located_object(custom["path"], roots)
 
 
 def located_path(value: Any, roots: list[Path]) -> Any:

@@ -110,7 +110,8 @@ def fields_reference() -> str:
         if children(path) or path.endswith("*"):
             continue
         section = path.rpartition(".")[0]
-        cells = [f"`{path}`", field_requirement(field), _default(field), field.description or ""]
+        meaning = (field.description or "").replace("<", "&lt;")  # else Markdown takes <name> for a tag
+        cells = [f"`{path}`", field_requirement(field), _default(field), meaning]
         sections.setdefault(section, []).append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
     head = ["| key | accepts | default | meaning |", "| --- | --- | --- | --- |"]
     blocks = ["\n".join([f"### {name or 'Top level'}", "", *head, *rows]) for name, rows in sections.items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -69,6 +69,13 @@ class PrometheusSection(BackendSection):
         return self
 
 
+class CustomBackendSection(BackendSection):
+    path: str = Field(
+        ..., description="A class of yours, as <file.py>:<name> or <module>:<name>, where this machine offers code."
+    )
+    options: dict[str, Any] = Field({}, description="Arguments of the class, by name.")
+
+
 class MetricLoggingSection(Section):
     console: ConsoleSection | None = Field(None, description="A table of each step on the terminal.")
     wandb: WandbSection | None = Field(None, description="Weights & Biases (extra metrics).")
@@ -76,6 +83,7 @@ class MetricLoggingSection(Section):
     mlflow: MlflowSection | None = Field(None, description="MLflow (extra metrics).")
     jsonl: JsonlSection | None = Field(None, description="A file with a JSON object for each step.")
     prometheus: PrometheusSection | None = Field(None, description="Newest values for Prometheus (extra metrics).")
+    custom: CustomBackendSection | None = Field(None, description="A backend of your own.")
 
     @property
     def backends(self) -> Iterator[tuple[str, BackendSection]]:

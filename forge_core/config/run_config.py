@@ -96,7 +96,12 @@ class TrainingSection(OptimizerSection):
     sync_interval: Positive = Field(1, description="Optimizer steps per training step (weights are published once).")
     epochs_per_batch: Positive = Field(1, description="Passes over the episodes of an optimizer step.")
     seq_len: Positive = Field(2048, description="Longest prompt plus response, in tokens.")
-    entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    entropy_coef: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the entropy bonus. Above 0, groups without signal are trained too: for the bonus (and "
+        "the KL penalty) alone.",
+    )
 
 
 class GRPOSection(Section):

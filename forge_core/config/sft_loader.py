@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.config.errors import ConfigError
-from forge_core.config.files import located_path
+from forge_core.config.files import located_backend, located_path
 from forge_core.config.loader import folder_of, validated
 from forge_core.config.metric_sections import metric_problems
 from forge_core.config.overrides import Overrides
@@ -36,6 +36,7 @@ def load_sft_config(source: str | Path | Mapping[str, Any] | SftConfig, override
     tree["model"] = located_path(tree["model"], roots)
     for dataset in filter(None, (tree["dataset"], tree["validation"]["dataset"])):
         _locate(dataset, roots)
+    located_backend(tree, roots)
     return SftConfig.model_validate(tree)
 
 

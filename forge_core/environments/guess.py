@@ -1,6 +1,6 @@
 """A small game: find a number by asking. Each guess is answered with ``higher`` or ``lower``.
 
-The number is the answer of the row (:func:`prompts` makes rows). The reward is 1 for finding it.
+The number is the answer of the row (``prompts`` makes rows). The reward is 1 for finding it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ The adapter speaks OpenEnv's WebSocket protocol, so that nothing needs to be ins
 Invariants:
 - An episode is one session of the server, closed with it. A server has a limit of sessions: set
   ``environment.max_open`` no higher, since a session that is refused is a broken environment.
-- What the server says to ``reset`` is the prompt (:func:`prompts` asks for it); an episode whose server says something
+- What the server says to ``reset`` is the prompt (``prompts`` asks for it); an episode whose server says something
   else to the same seed is broken, not played.
 - An action that the server's schema refuses is answered with an observation; any other error of the server breaks the
   environment.

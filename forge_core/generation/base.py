@@ -1,9 +1,9 @@
 """What every sampling engine offers, and the checks on requests that all of them share.
 
-Guarantees of a :class:`Generator`:
+Guarantees of a ``Generator``:
 - Completions come back in the order of the requests, one each, whatever order the engine finished them in.
 - An engine moves only to newer policy versions; a failed update leaves the old version serving.
-- A set stop token ends a call within about a second with :class:`forge_core.stop.Stopped`; nothing is returned.
+- A set stop token ends a call within about a second with ``forge_core.stop.Stopped``; nothing is returned.
 - Past ``deadline_s`` seconds of work (waiting for the engine not counted), unfinished requests come back as
   ``"aborted"`` with what they have.
 """

@@ -6,7 +6,7 @@ Rows that ended are taken out of the batch once they are an eighth of it.
 
 Guarantees:
 - Padding, batch-mates and rows taken out change a row's numbers by rounding only; equal calls give equal bits.
-- ``guard`` is called before every layer and every step. What it raises ends the work at once; :class:`DeadlineReached`
+- ``guard`` is called before every layer and every step. What it raises ends the work at once; ``DeadlineReached``
   is answered with what is sampled so far.
 """
 

@@ -1,7 +1,7 @@
 """The embedded generator: ``transformers`` in this process, no server, CPU or one GPU.
 
 Guarantees:
-- All work runs in one thread of its own (:class:`forge_core.engine_thread.EngineThread`); concurrent calls queue, so a
+- All work runs in one thread of its own (``forge_core.engine_thread.EngineThread``); concurrent calls queue, so a
   call is sampled by exactly one policy version, and an update takes effect between calls.
 - Equal requests in an equal call give bitwise equal tokens and log-probabilities on one machine, in any process.
 - A set stop token ends the work before the next layer of the model is computed.
@@ -35,7 +35,7 @@ _guarded = memory_guard("generator", SETTINGS["hf generator"])
 
 
 class HFGenerator:
-    """A :class:`forge_core.generation.base.Generator` on ``transformers``.
+    """A ``Generator`` on ``transformers``.
 
     ``weights(version)`` gives the local model folder of a policy version; it is called in the caller's thread.
     ``max_batch`` limits the sequences decoded together. ``threads``: CPU threads (None: torch's choice).

@@ -1,6 +1,6 @@
 """The vLLM generator: one or several engines in child processes, weights swapped under running requests.
 
-Guarantees, beyond those of :class:`forge_core.generation.base.Generator`:
+Guarantees, beyond those of ``Generator``:
 - ``generate`` is called concurrently: all callers share each engine's continuous batch, older batches first.
 - ``update_weights`` hands over verified files only. An engine moves to the new version completely, or keeps the old
   one, or is started again on the old one; work that asks for a newer version than is served is refused.

@@ -1,6 +1,6 @@
 """The child process that owns one vLLM engine: ``python -m forge_core.generation.vllm_engine FD``.
 
-It serves one parent over the socket FD (:class:`forge_core.processes.channel.Channel`). Invariants:
+It serves one parent over the socket FD (``forge_core.processes.channel.Channel``). Invariants:
 - Requests of any number of callers share one continuous batch, older batches first (priority scheduling).
 - Every request is salted with the version it is prefilled by, so a prefix cached under other weights is never hit.
 - A swap of weights happens between two steps of the engine. A request that has tokens keeps them and notes where the

@@ -2,7 +2,7 @@
 
 The packages of ``transformers`` replace themselves in ``sys.modules`` while they are imported, so a thread that waits
 for another thread's import may be handed the unfinished module: "cannot import name 'AutoTokenizer'". Whoever starts
-threads that load engines therefore calls :func:`import_model_code` first.
+threads that load engines therefore calls ``import_model_code`` first.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Guarantees:
 - The weights are a pure function of the section and the seed: they come from an own ``torch.Generator``, and the
   global one is not touched. Matrices are normal with standard deviation ``initializer_range``; norms start at 1.
 - Token 0 is ``<pad>``, token 1 is ``<eos>``, then the vocabulary's characters in order, one token each; there is no
-  token for other characters, so text is checked with :func:`check_encodable`.
+  token for other characters, so text is checked with ``check_encodable``.
 - ``AutoTokenizer`` and ``AutoModelForCausalLM`` load the folder; decoding puts no spaces between characters.
 """
 

@@ -149,7 +149,7 @@ class Tracer:
 
 
 class trace:
-    """Context manager and decorator (of functions and coroutine functions) around a :class:`Tracer`."""
+    """Context manager and decorator (of functions and coroutine functions) around a ``Tracer``."""
 
     def __init__(self, prefix: str, track_memory: bool = False, timer: TimerName = "cpu") -> None:
         self._arguments = (prefix, track_memory, timer)

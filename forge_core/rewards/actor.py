@@ -31,7 +31,7 @@ MOST_WORKERS = 16  # by default: each is a Python process with what the rewards 
 
 
 class RewardActor:
-    """Grades completions with the functions of a configuration, or with the ``grade`` of a subclass::
+    """Grades completions with the functions of a configuration, or with the ``grade`` of a subclass:
 
         class CustomReward(RewardActor):
             def grade(self, prompt, completion, metadata) -> float:

@@ -10,6 +10,7 @@ from forge_core.data.prompts import check_dataset
 from forge_core.devices import alone
 from forge_core.environments.resolve import check_environment
 from forge_core.models.stored import configured_model
+from forge_core.observability.backends.custom import check_backend
 from forge_core.rewards.identity import check_rewards
 from forge_core.rewards.resolve import needs_answer
 from forge_core.runs.code import code_digests
@@ -73,6 +74,7 @@ def _check(config_json: str) -> tuple[str, ...]:
     config = RunConfig.model_validate_json(config_json)
     warnings = validate_for_training(config)
     _check_loss(config)
+    check_backend(config)
     assert config.dataset is not None
     answer = any(needs_answer(path) for path in config.rewards.paths)
     check_dataset(config.dataset, seed=config.run.seed, needs_answer=answer)

@@ -80,6 +80,7 @@ def fate_rules(config: RunConfig) -> FateRules:
         config.filters.truncated,
         compares(section) and not config.distils,
         whitens(section) and not config.distils,
+        config.training.entropy_coef > 0,
     )
 
 

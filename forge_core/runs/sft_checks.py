@@ -7,6 +7,7 @@ from forge_core.config.sft_config import SftConfig
 from forge_core.config.sft_loader import validate_for_sft
 from forge_core.data.loader import check_sft_data
 from forge_core.models.stored import configured_model
+from forge_core.observability.backends.custom import check_backend
 from forge_core.store import Ledger, Store
 from forge_core.weights.host_cache import keep_published
 
@@ -14,6 +15,7 @@ from forge_core.weights.host_cache import keep_published
 def check_sft(config: SftConfig) -> list[str]:
     """Warnings about a run that may start. Raises the error of the first part that may not."""
     warnings = validate_for_sft(config)
+    check_backend(config)
     assert config.dataset is not None
     check_sft_data(config.dataset)
     if config.validation.dataset is not None:

@@ -35,7 +35,7 @@ class ExecutionResult:
 
 
 class SandboxedPythonCoder:
-    """Runs Python programs, each in a sandbox of its own that nothing outlives::
+    """Runs Python programs, each in a sandbox of its own that nothing outlives:
 
         coder = SandboxedPythonCoder()
         coder.setup()

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class ForgeActor:
-    """Subclass it; every public method can then be called from outside::
+    """Subclass it; every public method can then be called from outside:
 
         class Counter(ForgeActor):
             def __init__(self, start: int) -> None:

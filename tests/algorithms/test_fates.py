@@ -95,6 +95,13 @@ def test_groups_without_signal_keep_their_tokens_in_the_denominator() -> None:
     assert [(f.dropped, f.loss_tokens, f.advantage) for f in result] == [("zero_variance", 2, 0.0)] * 2
 
 
+def test_an_entropy_bonus_reaches_groups_without_signal() -> None:
+    result = fates([1.0, 1.0], explores=True)
+    assert [(f.dropped, f.trained, f.loss_tokens, f.advantage) for f in result] == [(None, True, 2, 0.0)] * 2
+    assert fates([1.0, 0.0], explores=True) == fates([1.0, 0.0])
+    assert [f.dropped for f in fates([1.0, 1.0], explores=True, wanted=1)] == ["zero_variance"] * 2
+
+
 def test_skipped_prompts_are_counted_with_their_reason() -> None:
     group = PlannedGroup(("a", "b"), "prompt_too_long")
     result = decide_fates([group], {}, 0, FateRules(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -27,6 +28,22 @@ def test_the_command_prints_what_the_document_shows(
     assert main(shlex.split(command.replace("configs/", f"{ROOT}/configs/"))[1:]) == 0
     printed = capsys.readouterr()
     assert printed.out + printed.err == shown
+
+
+def test_the_own_data_set_of_the_document_is_read_with_its_levels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    found = blocks(DOCUMENT)
+    (source,) = [b.text for b in found if b.language == "python"]
+    (section,) = [b.text for b in found if b.language == "yaml" and "my_data.py" in b.text]
+    (tmp_path / "my_data.py").write_text(source)
+    recipe = (ROOT / "configs" / "quickstart.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(re.sub(r"^dataset:.*\n(  .*\n)*", section, recipe, flags=re.M))
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "config.yaml", "eval.holdout=0", "model.vocabulary='0123456789+=,:darst'"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"trained on +\| 500 ", printed)
+    assert len(re.findall(r"^\| [012] +\| 16[67] ", printed, flags=re.M)) == 3
 
 
 def test_the_mixture_of_the_document_is_a_section_and_its_formats_are_all_there():

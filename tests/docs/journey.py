@@ -15,6 +15,7 @@ READ_IN_THIS_ORDER = (
         "docs/object-storage.md",
         "docs/gpus.md",
         "docs/install.md",
+        "docs/troubleshooting.md",
     ),
 )
 SETUP = "set-up: make setup, which CI runs on a clean machine, is this"

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-CPU_EXTRAS = ("dev", "examples")
+CPU_EXTRAS = ("dev", "docs", "examples")
 
 
 def requirements(*extras: str) -> list[Requirement]:

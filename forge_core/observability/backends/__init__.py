@@ -21,6 +21,7 @@ BACKENDS = {
     "mlflow": "mlflow_backend:MlflowBackend",
     "jsonl": "jsonl:JsonlBackend",
     "prometheus": "prometheus:PrometheusBackend",
+    "custom": "custom:CustomBackend",
 }
 
 
