@@ -78,4 +78,5 @@ system-deps:  ## Debian packages that set-up and the tests need, where they are 
 	@$(PYTHON) -c 'import venv, ensurepip' || $(call debian-package,python3-venv)
 	@command -v bwrap >/dev/null || $(call debian-package,bubblewrap)
 	@command -v chromium >/dev/null || $(call debian-package,chromium)
+	@command -v nginx >/dev/null || ls /usr/sbin/nginx >/dev/null 2>&1 || $(call debian-package,nginx-light)
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || $(call debian-package,postgresql)

@@ -44,6 +44,7 @@ from flows.home import (
     prepare_home,
     server_environment,
 )
+from flows.named_server import require_server
 from flows.queued import send_or_drop
 
 START_TIMEOUT_S = 180.0
@@ -100,13 +101,13 @@ def ensure_server(home: Path | None = None, *, timeout_s: float = START_TIMEOUT_
 def running_server(home: Path | None = None) -> ServerHandle | None:
     """The server that others started (1 or 2 above), with Prefect in this process pointed at it; None without one.
 
-    Raises ``ServerError`` when PREFECT_API_URL names a server that does not answer.
+    Raises ``ServerError`` when PREFECT_API_URL names a server that does not answer or does not let this process in.
     """
     os.environ.update(QUIET)
     configured = os.environ.get("PREFECT_API_URL")
     if configured:
-        _require_answer(configured)
         _reload_settings()
+        require_server(configured)
         return ServerHandle(configured, os.environ.get("PREFECT_UI_URL") or _ui_url(configured))
     home = forge_home(home)
     shared = _server_of_home(home)
@@ -250,14 +251,6 @@ def _exists(pid: int) -> bool:
     except PermissionError:  # another user's process
         return True
     return True
-
-
-def _require_answer(url: str) -> None:
-    if not _answers(url, timeout_s=10.0):
-        raise ServerError(
-            f"PREFECT_API_URL is {url}, but no Prefect server answers at {url}/health: "
-            "start that server, mend the address, or unset PREFECT_API_URL and Forge starts one for the run"
-        )
 
 
 def _answers(url: str, timeout_s: float) -> bool:

@@ -36,6 +36,7 @@ class StopToken:
         self._event.set()
 
     def is_set(self) -> bool:
+        """Whether somebody asked for a stop."""
         return self._event.is_set()
 
     @property

@@ -10,4 +10,5 @@ from tasks.options import OPTIONS
 
 @task(name="evaluate", task_run_name="evaluate v={version}", **OPTIONS)
 def evaluate(run: RunRef, version: int) -> str:
+    """Returns the prefix of the evaluation of ``version``; one that is stored is not made again."""
     return evaluate_version(context_of(run), version)

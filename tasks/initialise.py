@@ -10,4 +10,5 @@ from tasks.options import OPTIONS
 
 @task(name="initialise", task_run_name="initialise v=0", **OPTIONS)
 def initialise(run: RunRef) -> None:
+    """Version 0, unless it is there: the run's model, after its warm start."""
     make_version_zero(context_of(run))

@@ -11,4 +11,5 @@ from tasks.options import OPTIONS
 
 @task(name="rescore", task_run_name="rescore b={batch}", **OPTIONS)
 def rescore(run: RunRef, batch: int, episodes: list[ShardRef]) -> int:
+    """Grade ``episodes``, all of ``batch``, with the rewards of ``run``. Returns the batch."""
     return rescore_batch(context_of(run), batch, episodes)["batch"]

@@ -17,4 +17,5 @@ def reuse(run: RunRef, batch: int) -> list[ShardRef]:
 
 @task(name="reuse-reference", task_run_name="reference b={batch}", **OPTIONS)
 def reuse_or_compute_reference(run: RunRef, batch: int, episodes: list[ShardRef]) -> list[ShardRef]:
+    """Reference log-probabilities of ``episodes``: the parent's where the reference is the same, else computed."""
     return reuse_reference(context_of(run), batch, episodes)

@@ -16,4 +16,5 @@ def name() -> str:
 
 @task(name="rollout", task_run_name=name, **OPTIONS)
 def rollout(run: RunRef, batch: int, shard: int, round: int = 0) -> ShardRef:
+    """The episodes of one shard of a round of ``batch``, sampled unless they are stored."""
     return sample_shard(context_of(run), batch, shard, round)

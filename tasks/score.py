@@ -10,4 +10,5 @@ from tasks.options import OPTIONS
 
 @task(name="score", task_run_name="score b={batch} shard={episodes.shard}", **OPTIONS)
 def score(run: RunRef, batch: int, episodes: ShardRef) -> ShardRef:
+    """The rewards of a shard of episodes, graded unless they are stored."""
     return score_shard(context_of(run), episodes)

@@ -22,6 +22,9 @@ from forge_core.algorithms.ops import MAX_LOG_RATIO, sequence_mean, sequence_sum
 
 
 class Correction(Protocol):
+    """What a loss asks of a correction. Tensors are ``[B, T]``: log-probabilities of the proximal policy and of the
+    sampler, and the loss mask. ``document_ids_BT``: which packed document a position is of; None: a row is one."""
+
     def weights(
         self, proximal_BT: Tensor, generator_BT: Tensor, mask_BT: Tensor, document_ids_BT: Tensor | None = None
     ) -> Tensor:

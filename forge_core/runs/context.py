@@ -66,6 +66,7 @@ def attach(ref: RunRef, context: RunContext) -> None:
 
 
 def detach(ref: RunRef) -> None:
+    """Tasks of this process no longer find the context of ``ref``, which stays open."""
     with _registry_lock:
         _contexts.pop(ref, None)
 
@@ -123,11 +124,13 @@ class RunContext:
 
     @cached_property
     def prompts(self) -> PromptSet:
+        """The data set, read when first asked for. Raises DataError."""
         assert self.config.dataset is not None
         return load_prompts(self.config.dataset, seed=self.config.run.seed)
 
     @cached_property
     def train_rows(self) -> list[int]:
+        """The rows of ``prompts`` that are trained on: those that are not held out."""
         share = 0.0 if self.config.eval.split or not self.config.eval.prompts else self.config.eval.holdout
         return split_holdout(self.prompts, share)[0]
 
@@ -143,6 +146,7 @@ class RunContext:
 
     @cached_property
     def tokenizer(self) -> Any:
+        """The tokenizer that version 0 published."""
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.weights_dir(0), trust_remote_code=False)
@@ -184,6 +188,7 @@ class RunContext:
 
     @cached_property
     def planner(self) -> Planner:
+        """Makes plans of batches; ``plan`` stores them."""
         encode = lambda row: self.encode(self.prompts[row])
         section = self.config.dataset
         curriculum = curriculum_of(self.prompts, self.train_rows, section.curriculum if section else None)

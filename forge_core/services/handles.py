@@ -22,14 +22,17 @@ class ActorEndpoint:
         self._mesh, self._method = mesh, method
 
     async def call_one(self, *arguments: Any, **keywords: Any) -> Any:
+        """The value of the only rank. Raises ValueError where there are several, and what the method raises."""
         if self._mesh.size != 1:
             raise ValueError(f"{self._method}.call_one: the actor has {self._mesh.size} ranks: use call or choose")
         return await self._mesh.call_rank(0, self._method, arguments, keywords)
 
     async def call(self, *arguments: Any, **keywords: Any) -> list[Any]:
+        """The values of all ranks, in their order. Raises what one of them raised."""
         return await self._mesh.call(self._method, arguments, keywords)
 
     async def choose(self, *arguments: Any, **keywords: Any) -> Any:
+        """The value of any one rank."""
         return await self._mesh.call_rank(random.randrange(self._mesh.size), self._method, arguments, keywords)
 
     def route(self, *arguments: Any, **keywords: Any) -> NoReturn:
@@ -61,6 +64,7 @@ class ServiceEndpoint:
         return await self._service.call(self._method, arguments, keywords, sess_id or self._session())
 
     async def fanout(self, *arguments: Any, **keywords: Any) -> list[Any]:
+        """The values of every replica, in their order; waits for one that is being started again."""
         return await self._service.call_all(self._method, *arguments, **keywords)
 
     def call_one(self, *arguments: Any, **keywords: Any) -> NoReturn:
@@ -99,9 +103,11 @@ class ServiceInterface:
             await self.terminate_session(session)
 
     async def start_session(self) -> str:
+        """The id of a new session, for ``route(sess_id=...)``."""
         return await self._service.start_session()
 
     async def terminate_session(self, session: str) -> None:
+        """Forget a session; its replica takes others."""
         await self._service.terminate_session(session)
 
     async def call_all(self, method: str, *arguments: Any, **keywords: Any) -> list[Any]:
@@ -109,9 +115,11 @@ class ServiceInterface:
         return await self._service.call_all(method, *arguments, **keywords)
 
     def get_metrics(self) -> ServiceMetrics:
+        """Counts, rates (1/s), latencies (seconds) and queues of the service and its replicas, as objects."""
         return self._service.get_metrics()
 
     def get_metrics_summary(self) -> dict[str, dict[Any, Any]]:
+        """The same as numbers: ``{"service": {...}, "replicas": {0: {...}}}``."""
         return self._service.get_metrics_summary()
 
     async def shutdown(self) -> None:

@@ -7,8 +7,12 @@ from typing import Protocol, TypeVar
 
 
 class Candidate(Protocol):
+    """A replica, as a router sees it."""
+
     @property
-    def idx(self) -> int: ...
+    def idx(self) -> int:
+        """Its number, from 0."""
+        ...
 
     @property
     def load(self) -> int:
@@ -20,7 +24,11 @@ Chosen = TypeVar("Chosen", bound=Candidate)
 
 
 class Router(Protocol):
-    def choose(self, healthy: Sequence[Chosen]) -> Chosen: ...
+    """Chooses the replica of a request."""
+
+    def choose(self, healthy: Sequence[Chosen]) -> Chosen:
+        """One of ``healthy``, which is never empty and sorted by ``idx``."""
+        ...
 
 
 class RoundRobinRouter:
