@@ -12,12 +12,14 @@ import sys
 from collections.abc import Sequence
 
 from flows.arguments import parser
+from forge_core.collector import collect_seldom
 
 OK, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
+    collect_seldom()
     top = parser()
     args, extra = top.parse_known_args(argv)
     if args.command is None:

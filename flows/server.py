@@ -29,6 +29,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,10 +93,20 @@ class ServerHandle:
             _reload_settings()
 
 
-def ensure_server(home: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) -> ServerHandle:
-    """Return a server that answers, and point Prefect in this process at it. Raises ``ServerError``."""
+def ensure_server(
+    home: Path | None = None, *, timeout_s: float = START_TIMEOUT_S, meanwhile: Callable[[], object] = lambda: None
+) -> ServerHandle:
+    """Return a server that answers, and point Prefect in this process at it. Raises ``ServerError``.
+
+    ``meanwhile`` is called before it returns: while a server starts, which takes seconds, or where none has to. Prefect
+    may be imported in it.
+    """
     home = forge_home(home)
-    return running_server(home) or _use(_start_child(home, timeout_s), home)
+    running = running_server(home)
+    if running is None:
+        return _start_child(home, timeout_s, meanwhile)
+    meanwhile()
+    return running
 
 
 def running_server(home: Path | None = None) -> ServerHandle | None:
@@ -143,7 +154,7 @@ def _lock_database(home: Path) -> int:
     return lock
 
 
-def _start_child(home: Path, timeout_s: float) -> ServerHandle:
+def _start_child(home: Path, timeout_s: float, meanwhile: Callable[[], object]) -> ServerHandle:
     prepare_home(home)
     lock, database = free_database(home)
     log = database.with_suffix(".log")
@@ -152,13 +163,16 @@ def _start_child(home: Path, timeout_s: float) -> ServerHandle:
         environment = server_environment(home, database, url) | CHILD_ONLY
         process = _spawn(environment, listener.fileno(), lock, output.fileno())
     os.close(lock)  # the child's copy holds the lock: exactly as long as the server lives
+    handle = _use(ServerHandle(url, _ui_url(url), process), home)
     try:
+        meanwhile()
         _wait_until_ready(process, url, log, timeout_s)
     except BaseException:
         process.kill()
         process.wait()
+        handle.stop()
         raise
-    return ServerHandle(url, _ui_url(url), process)
+    return handle
 
 
 def _spawn(environment: dict[str, str], listener: int, lock: int, output: int) -> subprocess.Popen[bytes]:

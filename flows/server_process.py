@@ -10,6 +10,7 @@ included). On Linux the kernel kills it at once; elsewhere it looks every half s
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -39,6 +40,7 @@ def _watch_parent(parent: int) -> None:
 def main(socket_fd: int, parent: int) -> int:
     if parent:
         die_with_parent(parent)
+    gc.set_threshold(10_000, 10, 10)  # as forge_core/collector.py does; this file needs nothing but Prefect
     import uvicorn
     from prefect.server.api.server import create_app
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 pytest_plugins = ["tests.fixtures_disk", "tests.fixtures_postgres", "tests.fixtures_prefect", "tests.fixtures_s3"]
 
 SLOWER_TIERS = ("server", "engine", "soak")
+
+gc.disable()  # until all tests are collected: that makes millions of objects, and nearly all of them stay
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,3 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in SLOWER_TIERS):
             item.add_marker(pytest.mark.fast)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # no collection looks at them again
+    gc.enable()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def _run(start: Any, store: str) -> int:
 
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING")  # before Prefect is imported
     with Console(stderr=True).status("starting the Prefect server"):
-        server = ensure_server()
+        server = ensure_server(meanwhile=lambda: import_module("flows.session"))
     try:
         print(f"Prefect UI: {server.ui_url}\nstore: {store}", file=sys.stderr, flush=True)
         return _status(start())

@@ -60,7 +60,7 @@ def resume(args: argparse.Namespace, store: Store, record: RunRecord) -> int:
         changes = (args.overrides, args.allow_config_change, args.allow_code_change)
         return redo_resume(record.run_id, store.uri, *changes, return_state=True)
 
-    return run_flow(start, store, record.run_id, about(record))
+    return run_flow(start, store, record.run_id, lambda: about(record))
 
 
 def about(record: RunRecord) -> str:
@@ -82,4 +82,5 @@ def _run(start: Any, store: Store, redo: Redo) -> int:
         print(f"warning: {warning}", file=sys.stderr)
     logging.getLogger("forge.checks").setLevel(logging.ERROR)  # the flow looks again; once is enough to say it
     run_id = run_id_of(redo.config)
-    return run_flow(start, store, run_id, about(RunRecord(run_id, redo.config, redo.config, {}, "", 0, redo.parent)))
+    record = RunRecord(run_id, redo.config, redo.config, {}, "", 0, redo.parent)
+    return run_flow(start, store, run_id, lambda: about(record))

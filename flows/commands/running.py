@@ -6,6 +6,8 @@ import argparse
 import logging
 import os
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import httpx
@@ -32,7 +34,7 @@ def train(args: argparse.Namespace) -> int:
 
         return grpo(config, return_state=True)
 
-    return run_flow(start, store, run_id_of(config), estimate_line(config))
+    return run_flow(start, store, run_id_of(config), lambda: estimate_line(config))
 
 
 def create(args: argparse.Namespace) -> int:
@@ -100,7 +102,7 @@ def resume(args: argparse.Namespace) -> int:
         changes = (args.overrides, args.allow_config_change, args.allow_code_change)
         return grpo_resume(args.run_id, store.uri, *changes, return_state=True)
 
-    return run_flow(start, store, args.run_id, estimate_line(config))
+    return run_flow(start, store, args.run_id, lambda: estimate_line(config))
 
 
 def _show_checks(config: RunConfig) -> None:
@@ -114,16 +116,25 @@ def run_id_of(config: RunConfig) -> str:
     return config.run.id
 
 
-def run_flow(start: Any, store: Store, run_id: str, about: str = "") -> int:
-    """Start the flow under a Prefect server and turn its final state into an exit status."""
+def run_flow(start: Any, store: Store, run_id: str, about: Callable[[], str] = str) -> int:
+    """Start the flow under a Prefect server and turn its final state into an exit status.
+
+    ``about``: a line to show before. Finding it may take seconds: the server starts meanwhile.
+    """
     from flows.server import ensure_server
+
+    shown: list[str] = []
+
+    def meanwhile() -> None:
+        shown.append(about())
+        import_module("flows.session")
 
     # The progress display says what happened; the log of every task is in the UI. Set before Prefect is imported.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING")
     with Console(stderr=True).status("starting the Prefect server"):
-        server = ensure_server()
+        server = ensure_server(meanwhile=meanwhile)
     try:
-        lines = [f"Prefect UI: {server.ui_url}", f"store: {store.uri}", f"run: {run_id}", *([about] if about else [])]
+        lines = [f"Prefect UI: {server.ui_url}", f"store: {store.uri}", f"run: {run_id}", *filter(None, shown)]
         print(*lines, sep="\n", file=sys.stderr, flush=True)
         return _status(start(), run_id)
     except httpx.HTTPError as outage:

@@ -33,7 +33,7 @@ def sft(args: argparse.Namespace) -> int:
 
         return flow(config, return_state=True)
 
-    return run_flow(start, store, str(config.run.id), _about(config))
+    return run_flow(start, store, str(config.run.id), lambda: _about(config))
 
 
 def resume(args: argparse.Namespace, store: Store, record: RunRecord) -> int:
@@ -51,7 +51,7 @@ def resume(args: argparse.Namespace, store: Store, record: RunRecord) -> int:
         changes = (args.overrides, args.allow_config_change, args.allow_code_change)
         return sft_resume(record.run_id, store.uri, *changes, return_state=True)
 
-    return run_flow(start, store, record.run_id, _about(config))
+    return run_flow(start, store, record.run_id, lambda: _about(config))
 
 
 def _finished(store: Store, run_id: str, config: SftConfig) -> str | None:

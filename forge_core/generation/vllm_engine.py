@@ -21,8 +21,10 @@ import socket
 import sys
 import threading
 import time
-from typing import Any
+import traceback
+from typing import Any, NoReturn
 
+from forge_core.collector import collect_seldom
 from forge_core.generation.vllm_open import Open, finished, sampling_params
 from forge_core.generation.vllm_slots import PROBE_PRIORITY, reserve_slots
 from forge_core.models.probe import check
@@ -283,20 +285,25 @@ async def _serve(engine: Any, channel: Channel, start: dict[str, Any]) -> None:
     channel.send(("ready", {"max_model_len": engine.model_config.max_model_len}))
     threading.Thread(target=read, name="parent", daemon=True).start()
     await host.ended.wait()
-    engine.shutdown()
+    _end(0)  # before ``engine`` is dropped, which would wait for its processes
 
 
 def main() -> None:
+    collect_seldom()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         asyncio.run(serve(channel))
     except BaseException as error:
         channel.send(("died", f"{type(error).__name__}: {error}"))
-        raise
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(0)  # vLLM's threads need not end in order: the guard ends what is left
+        traceback.print_exc()
+        _end(1)
+
+
+def _end(status: int) -> NoReturn:
+    """At once: vLLM's threads and processes, which take seconds to end in order, are ended by the guard."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,8 @@ class VLLMSettings:
         if not gpus:
             threads = str(self.threads or len(os.sched_getaffinity(0)))
             env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads}
+            # Its only worker in the engine's own process: half as many imports, and no messages between them.
+            env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
             env["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
             if self.engine_args.get("enforce_eager", True):  # else the first request compiles for 18 s
                 env["TORCHDYNAMO_DISABLE"] = "1"

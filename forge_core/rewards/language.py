@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import lru_cache
 from typing import Any
 
 # What looks the same in every language, or like English in any: code, formulas, tags, addresses, numbers.
@@ -25,7 +25,8 @@ class LanguageReward:
     needs_answer = False
 
     def __init__(self, language: str | None = "en", among: Sequence[str] | None = None, probability: bool = False):
-        self.language, self.among, self.probability = language, among, probability
+        self.language, self.probability = language, probability
+        self._identifier = _identifier(None if among is None else tuple(among))
         known = set(self._identifier.nb_classes)
         if language is not None and language not in known:
             raise ValueError(f"language {language!r} is not among {', '.join(sorted(known))}")
@@ -38,13 +39,14 @@ class LanguageReward:
         wanted = self.language or self._identifier.classify(words_of(prompt))[0]
         return ranked[wanted] if self.probability else float(max(ranked, key=ranked.__getitem__) == wanted)
 
-    @cached_property
-    def _identifier(self) -> Any:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-        identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-        identifier.set_languages(self.among)
-        return identifier
+@lru_cache(maxsize=8)  # a third of a second, and a command makes each reward more than once
+def _identifier(among: tuple[str, ...] | None) -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    identifier.set_languages(among)
+    return identifier
 
 
 def words_of(text: str) -> str:

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from forge_core.algorithms.losses.base import Loss as AdaptiveLoss
+from forge_core.collector import collect_seldom
 from forge_core.engine_thread import set_torch_state
 from forge_core.observability.metrics import Outbox
 from forge_core.processes.channel import Channel
@@ -229,4 +230,5 @@ class Board:
 
 
 if __name__ == "__main__":
+    collect_seldom()
     main()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.server import ServerHandle
 from forge_core.config import load_config
 from forge_core.runs.checks import check_run
 from forge_core.runs.record import code_digests
@@ -73,15 +74,14 @@ def test_forge_try_shows_prompts_completions_rewards_and_token_counts(folder: Pa
 
 @pytest.mark.engine
 @pytest.mark.server
-def test_forge_train_runs_it_from_outside_and_the_run_is_there(folder: Path):
-    home = {"FORGE_HOME": str(folder / "home")}
+def test_forge_train_runs_it_from_outside_and_the_run_is_there(folder: Path, prefect_server: ServerHandle):
     assert run_forge(folder, "new", "demo").status == 0
-    result = run_forge(folder, "train", "demo/config.yaml", "run.id=first", *QUICK, **home)
+    result = run_forge(folder, "train", "demo/config.yaml", "run.id=first", *QUICK)
     assert result.status == 0, result.err
     assert "step 2/2" in result.err
     assert (folder / "first-reward.png").read_bytes().startswith(b"\x89PNG")
     assert "2 of 2" in run_forge(folder, "runs").out
-    again = run_forge(folder, "train", "demo/config.yaml", "run.id=first", *QUICK, **home)
+    again = run_forge(folder, "train", "demo/config.yaml", "run.id=first", *QUICK)
     assert again.status == 2
     assert "forge resume first" in again.err
     assert run_forge(folder, "export", "first", "model", "--best").status == 0

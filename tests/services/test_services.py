@@ -222,7 +222,7 @@ def test_a_replica_that_answers_no_ping_is_started_again() -> None:
 def test_a_busy_replica_is_not_taken_for_dead() -> None:
     async def test() -> None:
         service = await Counter.options(health_timeout_s=0.5, **FAST).as_service()
-        pid = await service.block.route(1.5)
+        pid = await service.block.route(1.0)
         assert (await service.place.route())[0] == pid
 
     run(test)
@@ -231,7 +231,7 @@ def test_a_busy_replica_is_not_taken_for_dead() -> None:
 def test_requests_beyond_the_limit_of_a_replica_wait() -> None:
     async def test() -> None:
         service = await Counter.options(replica_max_concurrent_requests=2).as_service()
-        calls = asyncio.gather(*(service.wait.route(0.4) for _ in range(5)))
+        calls = asyncio.gather(*(service.wait.route(0.2) for _ in range(5)))
         await eventually(lambda: service.get_metrics().replicas[0].active_requests == 2)
         metrics = service.get_metrics().replicas[0]
         assert metrics.queue_depth == 3
@@ -256,7 +256,7 @@ def test_plain_methods_take_turns_and_coroutines_run_side_by_side() -> None:
 def test_the_least_loaded_replica_is_chosen_where_that_is_asked_for() -> None:
     async def test() -> None:
         service = await Counter.options(num_replicas=2, routing="least_loaded").as_service()
-        slow = asyncio.create_task(service.wait.route(1.0))
+        slow = asyncio.create_task(service.wait.route(0.5))
         await eventually(lambda: service.get_metrics().replicas[0].active_requests == 1)
         places = {(await service.place.route())[0] for _ in range(4)}
         assert places == {(await pids(service))[1]}
