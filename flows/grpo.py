@@ -17,7 +17,7 @@ from flows.task_runner import LOCAL_TASKS
 from flows.window import Window
 from forge_core.config import RunConfig
 from forge_core.runs import RunRef
-from forge_core.runs.evaluation import evaluation_due
+from forge_core.runs.evaluation_schedule import evaluation_due, recorded_by
 from tasks import STAGES, Stages, initialise
 
 
@@ -57,6 +57,7 @@ def train_policy(session: Session) -> None:
 def iterate(run: RunRef, stages: Stages, window: Window, config: RunConfig, first_batch: int, shards: int) -> None:
     """The algorithm: training steps ``first_batch`` to ``config.steps - 1``."""
     trained: dict[int, Any] = {}
+    evaluations: dict[int, list[Any]] = {}  # by the step that records them
     for b in range(first_batch, config.steps):
         window.committed(b - config.max_staleness - 1)
         before = [trained.pop(b - 1)] if b - 1 in trained else []
@@ -64,10 +65,11 @@ def iterate(run: RunRef, stages: Stages, window: Window, config: RunConfig, firs
         rewards = [stages.score.submit(run, b, rollout) for rollout in rollouts]
         refill = [stages.refill.submit(run, b, rewards)] if config.filters.dynamic_sampling else []
         reference = [stages.reference.submit(run, b, r) for r in refill or rollouts if config.grpo.beta > 0]
-        # Sampled while step b trains; the step waits for it just before its commit, so the engine is at version b.
-        sampled = [*before, *rollouts]
-        evaluation = [stages.evaluate.submit(run, b, wait_for=sampled)] if evaluation_due(config, b) else []
+        if evaluation_due(config, b):  # sampled while training goes on; the step that records it waits for it
+            sampled = [*before, *rollouts]
+            evaluations[recorded_by(config, b)] = [stages.evaluate.submit(run, b, wait_for=sampled)]
         trained[b] = stages.train.submit(run, b, rollouts, rewards, refill, reference, wait_for=before)
+        evaluation = evaluations.pop(b, [])
         window.open(
             b, trained[b], rollout=rollouts, score=rewards, refill=refill, reference=reference, evaluate=evaluation
         )

@@ -94,13 +94,21 @@ def decide_fates(
         left -= signal and left > 0
     if missing:
         fates = [replace(f, dropped=missing.get(f.episode_id, f.dropped)) if f.dropped else f for f in fates]
-    return _whitened(fates) if rules.whitens else fates
+    return _whitened(fates, _without_advantage(groups, episodes, rules)) if rules.whitens else fates
 
 
-def _whitened(fates: list[Fate]) -> list[Fate]:
-    trained = [f for f in fates if f.trained]
-    values = iter(whiten_sequences([f.advantage for f in trained], [f.loss_tokens for f in trained]))
-    return [replace(f, advantage=next(values)) if f.trained else f for f in fates]
+def _whitened(fates: list[Fate], left_out: set[str]) -> list[Fate]:
+    whitened = [f for f in fates if f.trained and f.episode_id not in left_out]
+    values = whiten_sequences([f.advantage for f in whitened], [f.loss_tokens for f in whitened])
+    found = {f.episode_id: value for f, value in zip(whitened, values, strict=True)}
+    return [replace(f, advantage=found.get(f.episode_id, f.advantage)) for f in fates]
+
+
+def _without_advantage(groups: Sequence[PlannedGroup], episodes: Mapping[str, Episode], rules: FateRules) -> set[str]:
+    """Episodes that keep advantage 0, whatever the others' mean: of groups without signal, and those that were cut."""
+    equal = [g for g in groups if rules.compares and not group_has_signal(g, episodes)]
+    cut = [e for e in episodes.values() if e.finish_reason == "length" and rules.truncated == "zero_advantage"]
+    return {i for group in equal for i in group.episode_ids} | {e.episode_id for e in cut}
 
 
 def group_has_signal(group: PlannedGroup, episodes: Mapping[str, Episode]) -> bool:

@@ -10,7 +10,7 @@ import re
 
 _DATA = "prompts are read, and advantages computed, in the run's own process"
 _DCP = "weights reach the engines through the store, in Hugging Face format"
-_PARALLEL = "the trainer divides data (FSDP), tensors and layers"
+_PARALLEL = "the trainer divides data (FSDP), tensors and layers alone, so only 1 can be given"
 _FORMAT = "models are Hugging Face folders, when they are read and when they are written"
 _REFERENCE = "the reference model works on one device, in the trainer's precision"
 _PLAN = "the plan of a batch says which episodes it is made of"

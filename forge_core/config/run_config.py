@@ -18,6 +18,7 @@ from forge_core.config.alarm_sections import AlarmSection
 from forge_core.config.loss_sections import GRPOLossSection, LossSection
 from forge_core.config.metric_sections import MetricLoggingSection
 from forge_core.config.optimizer_section import Dtype, OptimizerSection
+from forge_core.config.parallelism_section import ParallelismSection
 from forge_core.config.reward_sections import RewardSection, all_rewards
 from forge_core.config.section import Fraction, Positive, Section
 
@@ -252,12 +253,6 @@ class ServicesSection(Section):
     )
 
 
-class ParallelismSection(Section):
-    tensor_parallel_degree: Positive = Field(1, description="Tensor-parallel ranks of the trainer.")
-    pipeline_parallel_degree: Positive = Field(1, description="Pipeline-parallel ranks of the trainer.")
-    data_parallel_shard_degree: Positive = Field(1, description="Sharded data-parallel (FSDP) ranks of the trainer.")
-
-
 class CommSection(Section):
     init_timeout_s: float = Field(600.0, gt=0, description="Seconds that the trainer's ranks have to find each other.")
     timeout_s: float = Field(300.0, gt=0, description="Seconds after which a collective of the trainer has failed.")
@@ -410,6 +405,13 @@ class RunConfig(Section):
     @property
     def weights_dtype(self) -> str:
         return self.weights.dtype or self.training.dtype
+
+    @model_validator(mode="after")
+    def _ranks(self) -> RunConfig:
+        trainer = self.services.trainer
+        procs = trainer.procs if "procs" in trainer.model_fields_set else None
+        object.__setattr__(self, "parallelism", self.parallelism.of_ranks(procs))
+        return self
 
     @model_validator(mode="after")
     def _cross_field(self) -> RunConfig:

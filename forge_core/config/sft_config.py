@@ -16,12 +16,12 @@ from pydantic import Field, model_validator
 from forge_core.config.alarm_sections import SftAlarmSection
 from forge_core.config.metric_sections import MetricLoggingSection
 from forge_core.config.optimizer_section import OptimizerSection
+from forge_core.config.parallelism_section import ParallelismSection
 from forge_core.config.run_config import (
     CheckpointSection,
     CommSection,
     GCSection,
     Model,
-    ParallelismSection,
     QuantizeSection,
     ResumeSection,
     RunSection,
@@ -152,6 +152,11 @@ class SftConfig(Section):
     def validates(self) -> bool:
         held_out = self.validation.dataset is not None or (self.dataset is not None and self.dataset.holdout > 0)
         return self.validation.interval > 0 and held_out
+
+    @model_validator(mode="after")
+    def _ranks(self) -> SftConfig:
+        self.parallelism.of_ranks(None)
+        return self
 
     @model_validator(mode="after")
     def _cross_field(self) -> SftConfig:

@@ -2,7 +2,8 @@
 
 Invariants:
 - What the model is shown is its chat template of all turns so far. A model without one continues each text by itself.
-- A conversation that gets too long for the model loses its oldest turns, never its system message.
+- A conversation that gets too long for the model loses its oldest turns, never its system message. A quarter of the
+  model's length is kept for the answer, or ``max_new_tokens`` where that is less.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Conversation:
         while True:
             ids = self._encode(self._turns)
             room = self._engine.max_positions - len(ids)
-            if room >= self._max_new_tokens or len(self._turns) == 1:
+            if room >= min(self._max_new_tokens, self._engine.max_positions // 4) or len(self._turns) == 1:
                 break
             del self._turns[:2]
         if room < 1:

@@ -97,7 +97,7 @@ CATALOGUE: tuple[Key, ...] = (
     Key("eval/reward/mean", "mean reward on held-out prompts", when=EVAL, reduction="mean"),
     Key("eval/reward/{bound}", "bounds of its 95 % interval", when=EVAL),
     Key("eval/{measure}", "what else the evaluation measures ([evaluation.md](evaluation.md))", when=EVAL),
-    Key("eval/before/{measure}", "the same of the version that the last step trains", when="the last step"),
+    Key("eval/before/{measure}", "the same of a version before the last", when="the last step"),
     Key("validation/loss", "loss on held-out documents", "nats/token", VALID, runs="sft"),
     # Time
     Key(f"{TRAINER}/train_step/duration_avg_s", "optimizer steps", "s", ledger="time/train", timed=True, runs="both"),

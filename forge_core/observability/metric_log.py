@@ -26,7 +26,7 @@ from forge_core.observability.best_effort import BestEffort
 from forge_core.observability.metrics import LoggingMode, Metric, disabled, streaming
 from forge_core.observability.step_rows import Row, by_source, whole
 from forge_core.observability.stored_metrics import StoredMetrics
-from forge_core.store import Ledger, NotFound, Store, StoreError, digest, layout
+from forge_core.store import Ledger, NotFound, Opener, Store, StoreError, digest, layout
 
 log = logging.getLogger("forge")
 LIMIT_S = 60.0  # of one call of a backend, after which further ones wait for the next step
@@ -36,10 +36,12 @@ KEPT = 8  # newest steps whose rows stay in memory
 
 class MetricLog:
     """``role``: of a process that does a part of the run; None: of the one that trains (alone, or as that role).
-    ``note``: tells a person."""
+    ``shards`` opens what the steps consumed."""
 
-    def __init__(self, store: Store, run_id: str, created_at: str, config: AnyConfig, role: str | None) -> None:
-        self._store, self._run_id = store, run_id
+    def __init__(
+        self, store: Store, run_id: str, created_at: str, config: AnyConfig, role: str | None, shards: Opener
+    ) -> None:
+        self._store, self._run_id, self._shards = store, run_id, shards
         self._section = config.metric_logging
         role = "" if role in (None, "trainer") else str(role)
         name = f"{run_id}-{digest([run_id, created_at])[:8]}"
@@ -89,7 +91,7 @@ class MetricLog:
     def _catch_up(self, head: int | None = None) -> None:
         """Write every step before version ``head`` that has no file, and tell the backends."""
         if self._stored is None:
-            stored = StoredMetrics(self._store, self._run_id)
+            stored = StoredMetrics(self._store, self._run_id, self._shards)
             head = max(0, Ledger(self._store, self._run_id).head()) if head is None else head
             self._missing.extend(stored.missing(head))
             self._stored, self._next = stored, head

@@ -18,7 +18,7 @@ from typing import Any
 from forge_core.observability.catalogue import DROPPED, LOOP, TRAINER, known, names
 from forge_core.observability.entries import STAGES, seconds
 from forge_core.observability.reductions import Reduce, State, merged
-from forge_core.store import NotFound, Store
+from forge_core.store import NotFound, Opener
 
 Entry = Mapping[str, Any]
 Row = dict[str, Any]
@@ -36,7 +36,7 @@ class Shards:
     of: dict[str, list[dict[str, Any]]]
 
     @classmethod
-    def read(cls, store: Store, entry: Entry) -> Shards:
+    def read(cls, store: Opener, entry: Entry) -> Shards:
         found = {
             stage: [_provenance(store, prefix) for prefix in prefixes] for stage, prefixes in entry["shards"].items()
         }
@@ -71,7 +71,7 @@ class Shards:
         return total
 
 
-def _provenance(store: Store, prefix: str) -> dict[str, Any]:
+def _provenance(store: Opener, prefix: str) -> dict[str, Any]:
     """What is known of a shard; nothing, where somebody has deleted it."""
     try:
         return store.open_published(prefix).manifest.provenance or {}

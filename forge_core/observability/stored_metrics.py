@@ -13,14 +13,14 @@ from typing import Any
 
 from forge_core.data_model import METRICS, to_parquet
 from forge_core.observability.step_rows import Row, Shards, Step, step_rows
-from forge_core.store import Ledger, Store, layout
+from forge_core.store import Ledger, Opener, Store, layout
 
 
 class StoredMetrics:
-    """Writes the metrics of one run; one thread at a time."""
+    """Writes the metrics of one run; one thread at a time. ``shards`` opens what the steps consumed."""
 
-    def __init__(self, store: Store, run_id: str) -> None:
-        self._store, self._run_id = store, run_id
+    def __init__(self, store: Store, run_id: str, shards: Opener) -> None:
+        self._store, self._run_id, self._shards = store, run_id, shards
         self._ledger = Ledger(store, run_id)
         self._last: tuple[int, dict[str, Any], Shards] | None = None  # of the step that was read last
 
@@ -47,5 +47,5 @@ class StoredMetrics:
             return self._ledger.required(batch), None
         if self._last is None or self._last[0] != batch:
             entry = self._ledger.required(batch)
-            self._last = (batch, entry, Shards.read(self._store, entry))
+            self._last = (batch, entry, Shards.read(self._shards, entry))
         return self._last[1], self._last[2]

@@ -65,7 +65,7 @@ def load_step(ctx: RunContext, batch: int) -> StepData:
 
 def _broken(ctx: RunContext, prefixes: list[str]) -> dict[str, str]:
     """The episodes whose environment failed."""
-    manifests = [ctx.store.open_published(prefix).manifest for prefix in prefixes]
+    manifests = [ctx.shards.open_published(prefix).manifest for prefix in prefixes]
     return {episode_id: ENVIRONMENT for m in manifests for episode_id in (m.provenance or {}).get("broken", {})}
 
 
@@ -96,12 +96,12 @@ def load_committed(ctx: RunContext, entry: dict[str, Any]) -> StepData:
 def _load(ctx: RunContext, batch: int, shards: dict[str, list[str]]) -> StepData:
     episodes: dict[str, Episode] = {}
     for episode_prefix, reward_prefix in zip(shards["episodes"], shards["rewards"], strict=True):
-        rows = read_episodes(ctx.store, episode_prefix)
-        add_rewards(ctx.store, reward_prefix, rows)
+        rows = read_episodes(ctx.shards, episode_prefix)
+        add_rewards(ctx.shards, reward_prefix, rows)
         episodes |= {e.episode_id: e for e in rows}
     reference: dict[str, list[float]] = {}
     for prefix in shards["reference"]:
-        reference |= read_reference(ctx.store, prefix)
+        reference |= read_reference(ctx.shards, prefix)
     return StepData(batch, ctx.rounds(batch), shards, episodes, reference, [])
 
 

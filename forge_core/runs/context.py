@@ -35,9 +35,11 @@ from forge_core.observability.reductions import Reduce
 from forge_core.observability.tracing import trace
 from forge_core.rewards.actor import RewardActor
 from forge_core.runs.engines import build_generator, takes_turns
+from forge_core.runs.evaluation import evaluate
 from forge_core.runs.planning import Planner, shard_count
 from forge_core.runs.record import RunRecord, RunRef, check_stored_code, load_run, refuse_generation
 from forge_core.runs.reference_session import ReferenceSession
+from forge_core.runs.shard_manifests import ShardManifests
 from forge_core.runs.space import Space
 from forge_core.runs.tracking import ShardTracker, Untracked
 from forge_core.runs.trainer_session import TrainerSession
@@ -81,9 +83,11 @@ def context_of(ref: RunRef) -> RunContext:
 class RunContext:
     """``stop`` ends every engine call. ``observers`` are called with each entry that this process commits, ``note``
     with news for a person. ``background`` does what must neither delay nor fail a step, such as deleting what nothing
-    reaches. ``weights`` keeps the run's weights on this host. ``role``: the one that this process works for;
-    None: for all of them. ``evaluate``: how a step gets the evaluation of a version; None: this process makes it, one
-    at a time (``evaluating``). ``samples``: whether runs of this kind sample episodes of prompts."""
+    reaches. ``weights`` keeps the run's weights on this host, ``shards`` opens shards of its batches. ``role``: the one
+    that this process works for; None: for all of them. ``evaluate``: how the evaluation of
+    a version comes to be: this process makes it, one at a time (``evaluating``), or waits for another. ``evaluated``:
+    versions whose evaluation is known to be there. ``samples``: whether runs of this kind sample episodes of
+    prompts."""
 
     samples = True
 
@@ -99,7 +103,8 @@ class RunContext:
         self.attempt = uuid.uuid4().hex[:8]
         self.ledger = Ledger(store, record.run_id)
         self.candidates: dict[int, str] = {}
-        self.metric_log = MetricLog(store, record.run_id, record.created_at, record.config, role)
+        self.shards = ShardManifests(store, self.config.max_staleness + 2)  # of the open batches and the last
+        self.metric_log = MetricLog(store, record.run_id, record.created_at, record.config, role, self.shards)
         self.observers: list[Callable[[dict[str, Any]], None]] = [self._prefetch_weights, self.metric_log.commit]
         self.note: Callable[[str], None] = log.info
         self.background = BestEffort(limit_s=120.0, name="background")
@@ -107,7 +112,8 @@ class RunContext:
         w = self.config.weights
         self.weights = Prefetcher(store, self._weights_manifest, w.fetchers, enabled=w.prefetch, stop=self.stop)
         self.role = role
-        self.evaluate: Callable[[RunContext, int], Any] | None = None
+        self.evaluate: Callable[[RunContext, int], Any] = evaluate
+        self.evaluated: set[int] = set()
         self.evaluating = threading.Lock()
         self._plans: dict[int, dict[str, Any]] = {}
         self._lock = threading.RLock()  # of plans

@@ -23,7 +23,7 @@ from forge_core.data_model import (
     to_parquet,
 )
 from forge_core.rewards.actor import Graded
-from forge_core.store import Store
+from forge_core.store import Opener
 
 EPISODES_FILE = "episodes.parquet"
 REWARDS_FILE = "rewards.parquet"
@@ -81,7 +81,7 @@ def reference_bytes(episodes: Sequence[Episode], logprobs: Sequence[list[float]]
     return to_parquet(rows, REFERENCE)
 
 
-def read_episodes(store: Store, prefix: str) -> list[Episode]:
+def read_episodes(store: Opener, prefix: str) -> list[Episode]:
     """The episodes of one shard, without rewards."""
     data = store.open_published(prefix).read(EPISODES_FILE)
     return [episode_of(row) for row in from_parquet(data, EPISODES, f"{prefix}{EPISODES_FILE}")]
@@ -94,7 +94,7 @@ def episode_of(row: dict[str, Any]) -> Episode:
     return Episode(**{**row, **decoded, "version_spans": spans, "created_at": row["created_at"].isoformat()})
 
 
-def add_rewards(store: Store, prefix: str, episodes: Sequence[Episode]) -> None:
+def add_rewards(store: Opener, prefix: str, episodes: Sequence[Episode]) -> None:
     """Fill in the rewards that ``prefix`` holds; every episode must have its row."""
     data = store.open_published(prefix).read(REWARDS_FILE)
     rows = {row["episode_id"]: row for row in from_parquet(data, REWARDS, f"{prefix}{REWARDS_FILE}")}
@@ -104,7 +104,7 @@ def add_rewards(store: Store, prefix: str, episodes: Sequence[Episode]) -> None:
         episode.reward_status, episode.reward_error = row["status"], row["error"]
 
 
-def read_reference(store: Store, prefix: str) -> dict[str, list[float]]:
+def read_reference(store: Opener, prefix: str) -> dict[str, list[float]]:
     """Reference log-probabilities of one shard by episode id."""
     data = store.open_published(prefix).read(REFERENCE_FILE)
     rows = from_parquet(data, REFERENCE, f"{prefix}{REFERENCE_FILE}")

@@ -2,20 +2,19 @@
 
 Invariants: pinned to one version; the same prompts, seeds and sampling for every version of a run, so that two
 versions are compared pair by pair; stored with the digest of the weights, so the same evaluation is never repeated.
-A step that trains the version waits for its evaluation only before it commits, so both are worked on at a time, and the
-engine does not move on meanwhile.
+The step that records it waits for it only before it commits (``evaluation_schedule``), so that training goes on, and
+the engine does not move past the version meanwhile.
 """
 
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
-from forge_core.config import RunConfig
 from forge_core.data_model import GenerationRequest
 from forge_core.evaluation.results import Evaluation, Summary, summarise
 from forge_core.evaluation.suite import answered_rows, identity, place_of, suite_requests
 from forge_core.observability.metrics import collecting
-from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import (
     EPISODES_FILE,
     REWARDS_FILE,
@@ -29,18 +28,8 @@ from forge_core.runs.responding import environment_identity, respond
 from forge_core.runs.stages import grade, refuse_outage, reward_identity
 from forge_core.store import layout
 
-
-def evaluation_due(config: RunConfig, batch: int) -> bool:
-    """Whether version ``batch`` is evaluated before step ``batch``, which trains it, commits: the initial version, and
-    every ``eval.interval``. The last version is evaluated as a candidate, before the last step commits."""
-    due = batch == 0 or (config.eval.interval > 0 and batch % config.eval.interval == 0)
-    return due and config.eval.prompts > 0
-
-
-def evaluated_by(config: RunConfig, batch: int) -> list[int]:
-    """The versions whose evaluation step ``batch`` waits for, and records, before it commits."""
-    last = [batch + 1] if batch + 1 == config.steps and config.eval.prompts > 0 else []
-    return [batch] * evaluation_due(config, batch) + last
+if TYPE_CHECKING:
+    from forge_core.runs.context import RunContext
 
 
 def evaluation_requests(ctx: RunContext, version: int) -> list[GenerationRequest]:

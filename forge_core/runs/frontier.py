@@ -18,7 +18,7 @@ from typing import Any
 from forge_core.runs.candidates import newest_candidate
 from forge_core.runs.claims import Claims
 from forge_core.runs.context import RunContext
-from forge_core.runs.evaluation import evaluation_due
+from forge_core.runs.evaluation_schedule import first_unevaluated, unrecorded
 from forge_core.runs.refilling import is_full, plan_refill
 from forge_core.runs.stages import ShardRef, sampling_version
 from forge_core.store import layout
@@ -79,13 +79,15 @@ class Frontier:
         """What generators can do, the oldest version first: with ``rollout.version: oldest`` an engine that took a
         newer version could not go back. ``claims``: of the generator that asks; what others hold is left out."""
         head = self._ctx.ledger.head()
-        pinned = self._ctx.config.rollout.version == "oldest"
+        pinned, unevaluated = self._ctx.config.rollout.version == "oldest", first_unevaluated(self._ctx, head)
         evaluations = list(self._evaluations(head))
         yield from [] if pinned else evaluations
         for batch in self._open_at(head):
             version = sampling_version(self._ctx, batch, head)
             yield from [e for e in evaluations if pinned and e.version < version]
             evaluations = [e for e in evaluations if not pinned or e.version >= version]
+            if version > (head if unevaluated is None else unevaluated):
+                return  # until the evaluation is there, this batch waits, and those after it
             yield from self._rollouts(batch, version, claims)
         yield from evaluations if pinned else []
 
@@ -161,11 +163,11 @@ class Frontier:
                     yield work
 
     def _evaluations(self, head: int) -> Iterator[Evaluation]:
-        """The newest version (``head``) where an evaluation of it is due, or the candidate of the last one."""
+        """The versions up to the newest (``head``) that are to be evaluated, and the candidate of the last one."""
         ctx = self._ctx
         if ctx.config.eval.prompts == 0 or head < 0 or head >= ctx.config.steps:
             return
-        due = [Evaluation(head, ctx.weights_content(head))] if evaluation_due(ctx.config, head) else []
+        due = [Evaluation(version, ctx.weights_content(version)) for version in unrecorded(ctx.config, head)]
         if head + 1 == ctx.config.steps and (found := newest_candidate(ctx, head + 1)):
             due.append(Evaluation(head + 1, found["weights_digest"]))
         for one in due:
@@ -177,7 +179,7 @@ class Frontier:
         for shard in self._shards(batch):
             prefix, (_, _, round, number) = layout.episodes(*shard), shard
             if self._is_published(prefix) and not self._is_published(stage(*shard)):
-                manifest = self._ctx.store.open_published(prefix).manifest
+                manifest = self._ctx.shards.open_published(prefix).manifest
                 yield ShardRef(batch, number, prefix, manifest.content, round)
 
     def _shards(self, batch: int) -> list[tuple[str, int, int, int]]:

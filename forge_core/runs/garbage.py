@@ -92,13 +92,11 @@ def _past_advice(store: Store, record: RunRecord) -> Iterator[Garbage]:
     run, head = layout.run(record.run_id), Ledger(store, record.run_id).head()
     finished = head >= record.config.steps
     for kind, first_needed in (("claims", head), ("candidates", head + 1)):
-        past = [
-            name
-            for name in store.folders(f"{run}{kind}")
-            if finished or int(name.removeprefix("evaluation-").partition("-")[0]) < first_needed
-        ]
-        for name in past:
-            yield Garbage(f"{run}{kind}/{name}/", store.sizes(f"{run}{kind}/{name}"))
+        for name in store.folders(f"{run}{kind}"):
+            evaluated = name.startswith("evaluation-")  # as long as the window lasts
+            number = int(name.removeprefix("evaluation-").partition("-")[0])
+            if finished or number < (head - record.config.max_staleness if evaluated else first_needed):
+                yield Garbage(f"{run}{kind}/{name}/", store.sizes(f"{run}{kind}/{name}"))
     if finished:
         yield Garbage(f"{run}workers/", store.sizes(f"{run}workers"))
 

@@ -19,7 +19,7 @@ _MEANS = ("accuracy", "prior", "grades_per_second")
 def grading_metrics(ctx: RunContext, prefixes: Sequence[str]) -> dict[str, float]:
     """``time/grades_per_second`` and, for each reward, ``time/grade/<name>`` (seconds), ``reward/<name>/failed`` and
     what else it counts."""
-    manifests = [ctx.store.open_published(prefix).manifest for prefix in prefixes]
+    manifests = [ctx.shards.open_published(prefix).manifest for prefix in prefixes]
     recorded = [(manifest.provenance or {}).get("grading", {}) for manifest in manifests]
     found: dict[str, list[float]] = {}
     for name, value in (pair for one in recorded for pair in one.items()):

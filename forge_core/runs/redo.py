@@ -136,8 +136,8 @@ class Copier:
         if not store.published(prefix):
             original = store.open_published(source)
             files = {file: self.ids.renamed(original.read(file), columns, source)}
-            store.publish(prefix, files, request=request, provenance=_copied(original.manifest))
-        content = store.open_published(prefix, request=request).manifest.content
+            self.ctx.shards.keep(store.publish(prefix, files, request=request, provenance=_copied(original.manifest)))
+        content = self.ctx.shards.open_published(prefix, request=request).manifest.content
         return ShardRef(self.batch, shard, prefix, content, round)
 
 

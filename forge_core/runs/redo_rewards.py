@@ -41,8 +41,8 @@ def _entry(ctx: RunContext, batch: int, shards: list[ShardRef], rewards: list[Sh
     episodes: dict[str, Episode] = {}
     before: list[float] = []
     for shard, graded in zip(shards, rewards, strict=True):
-        rows = read_episodes(ctx.store, shard.prefix)
-        add_rewards(ctx.store, graded.prefix, rows)
+        rows = read_episodes(ctx.shards, shard.prefix)
+        add_rewards(ctx.shards, graded.prefix, rows)
         old = copier.rewards(shard.round, shard.shard)
         changed += len([e for e in rows if _differ(e.reward, old[copier.ids.original(e.episode_id)])])
         before += [reward for reward in old.values() if reward is not None]

@@ -73,7 +73,7 @@ def _graded(ctx: RunContext, plan: dict[str, Any]) -> dict[str, Episode]:
     episodes: dict[str, Episode] = {}
     for shard in range(len(plan["shards"])):
         where = (ctx.run_id, plan["batch"], plan["round"], shard)
-        rows = read_episodes(ctx.store, layout.episodes(*where))
-        add_rewards(ctx.store, layout.rewards(*where), rows)
+        rows = read_episodes(ctx.shards, layout.episodes(*where))
+        add_rewards(ctx.shards, layout.rewards(*where), rows)
         episodes |= {e.episode_id: e for e in rows}
     return episodes

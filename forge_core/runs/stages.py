@@ -31,6 +31,7 @@ from forge_core.runs.episodes import (
     reference_bytes,
     rewards_bytes,
 )
+from forge_core.runs.evaluation_schedule import first_unevaluated
 from forge_core.runs.planning import shard_groups, shard_requests
 from forge_core.runs.record import refuse_generation
 from forge_core.runs.recording import recording
@@ -54,12 +55,14 @@ class ShardRef:
 
 
 def sampling_version(ctx: RunContext, batch: int, head: int | None = None) -> int:
-    """The version that samples ``batch``: the newest committed one (``head``, where it is known), or exactly
-    ``batch - S`` (``oldest``)."""
+    """The version that samples ``batch``: the newest committed one (``head``, where it is known) that engines may move
+    to, or exactly ``batch - S`` (``oldest``)."""
     oldest = max(0, batch - ctx.config.max_staleness)
     if ctx.config.rollout.version == "oldest":
         return oldest
-    return max(oldest, min(ctx.ledger.head() if head is None else head, batch))
+    head = ctx.ledger.head() if head is None else head
+    unevaluated = first_unevaluated(ctx, head)
+    return max(oldest, min(head if unevaluated is None else unevaluated, batch))
 
 
 def sample_shard(ctx: RunContext, batch: int, shard: int, round: int = 0) -> ShardRef:
@@ -79,8 +82,8 @@ def sample_planned(ctx: RunContext, plan: dict[str, Any], shard: int) -> ShardRe
         with recording(ctx) as recorded:
             files, provenance = _sample(ctx, plan, shard)
             provenance = {**recorded(), **provenance}
-        ctx.store.publish(prefix, files, request=request, provenance=provenance)
-    manifest = ctx.store.open_published(prefix, request=request).manifest
+        ctx.shards.keep(ctx.store.publish(prefix, files, request=request, provenance=provenance))
+    manifest = ctx.shards.open_published(prefix, request=request).manifest
     return ShardRef(batch, shard, prefix, manifest.content, round)
 
 
@@ -104,6 +107,9 @@ def _sample(ctx: RunContext, plan: dict[str, Any], shard: int) -> tuple[dict[str
     if ctx.config.rollout.version == "oldest":
         ctx.rollouts.wait_before(batch, ctx.stop)
     oldest = max(0, batch - ctx.config.max_staleness)
+    unevaluated = first_unevaluated(ctx, ctx.ledger.head())
+    if unevaluated is not None and unevaluated < oldest:
+        ctx.evaluate(ctx, unevaluated)
     requests, prompts = shard_requests(ctx.run_id, plan, shard, oldest), _prompts(ctx, plan)
     with ctx.sampling(version) as engine:
         working = time.monotonic()
@@ -158,7 +164,7 @@ def score_shard(ctx: RunContext, episodes: ShardRef) -> ShardRef:
     prefix = layout.rewards(ctx.run_id, episodes.batch, episodes.round, episodes.shard)
     request = _score_request(ctx.config, episodes.content)
     if not ctx.store.published(prefix):
-        rows = read_episodes(ctx.store, episodes.prefix)
+        rows = read_episodes(ctx.shards, episodes.prefix)
         started = time.monotonic()
         with recording(ctx) as recorded:
             graded, metrics = ctx.rewards.grade_with_metrics([reward_item(e) for e in rows], stop=ctx.stop)
@@ -170,8 +176,8 @@ def score_shard(ctx: RunContext, episodes: ShardRef) -> ShardRef:
             }
         refuse_outage(ctx.config, prefix, graded)
         files = {REWARDS_FILE: rewards_bytes(rows, graded)}
-        ctx.store.publish(prefix, files, request=request, provenance=provenance)
-    manifest = ctx.store.open_published(prefix, request=request).manifest
+        ctx.shards.keep(ctx.store.publish(prefix, files, request=request, provenance=provenance))
+    manifest = ctx.shards.open_published(prefix, request=request).manifest
     return replace(episodes, prefix=prefix, content=manifest.content)
 
 
@@ -233,18 +239,18 @@ def reference_shard(ctx: RunContext, episodes: ShardRef, accepted: Collection[st
     prefix = layout.reference(ctx.run_id, episodes.batch, episodes.round, episodes.shard)
     request = reference_request(ctx, episodes.content, accepted)
     if not ctx.store.published(prefix):
-        rows = [e for e in read_episodes(ctx.store, episodes.prefix) if accepted is None or e.group_id in accepted]
+        rows = [e for e in read_episodes(ctx.shards, episodes.prefix) if accepted is None or e.group_id in accepted]
         started = time.monotonic()
         with recording(ctx) as recorded:
             logprobs = ctx.reference.logprobs([(e.prompt_ids, e.response_ids) for e in rows])
             provenance = {"seconds": time.monotonic() - started, "episodes": len(rows), **recorded()}
         files = {REFERENCE_FILE: reference_bytes(rows, logprobs)}
-        ctx.store.publish(prefix, files, request=request, provenance=provenance)
-    manifest = ctx.store.open_published(prefix, request=request).manifest
+        ctx.shards.keep(ctx.store.publish(prefix, files, request=request, provenance=provenance))
+    manifest = ctx.shards.open_published(prefix, request=request).manifest
     return replace(episodes, prefix=prefix, content=manifest.content)
 
 
 def seconds_of(ctx: RunContext, prefixes: list[str]) -> float:
     """Working seconds that the manifests of ``prefixes`` report, added up."""
-    manifests: list[Manifest] = [ctx.store.open_published(prefix).manifest for prefix in prefixes]
+    manifests: list[Manifest] = [ctx.shards.open_published(prefix).manifest for prefix in prefixes]
     return sum((m.provenance or {}).get("seconds", 0.0) for m in manifests)

@@ -16,7 +16,8 @@ from forge_core.observability.metrics import collecting
 from forge_core.runs.consumption import StepData, data_metrics, episode_counts, load_step, stage_seconds
 from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import TRAINING_FILE
-from forge_core.runs.evaluation import evaluate, evaluated_by, evaluation_metrics
+from forge_core.runs.evaluation import evaluation_metrics
+from forge_core.runs.evaluation_schedule import evaluated_by
 from forge_core.runs.garbage import collect_garbage
 from forge_core.runs.grading_metrics import grading_metrics
 from forge_core.runs.record import now
@@ -156,7 +157,8 @@ def publish_fates(ctx: RunContext, data: StepData) -> tuple[str, str]:
 
 def _evaluated(ctx: RunContext, batch: int, weights: str) -> dict[str, float]:
     """The evaluation that this entry records: of the last version, before it commits (and, under ``eval/before/``, of
-    the version that it trained, if that is due too); else of ``batch``. ``time/eval``: how long the step waited."""
+    one before, if the entry has to record that too); else of ``batch``, or of a version that was made not long before
+    (``eval/version``). ``time/eval``: how long the step waited."""
     versions = evaluated_by(ctx.config, batch)
     if ctx.record.parent or not versions:  # a run with a parent generates nothing
         return {}
@@ -164,7 +166,7 @@ def _evaluated(ctx: RunContext, batch: int, weights: str) -> dict[str, float]:
         ctx.candidates[batch + 1] = weights
     started = time.monotonic()
     for version in versions:
-        (ctx.evaluate or evaluate)(ctx, version)
+        ctx.evaluate(ctx, version)
     *before, last = [evaluation_metrics(ctx, version) for version in versions]
     earlier = {name.replace("eval/", "eval/before/", 1): x for metrics in before for name, x in metrics.items()}
     return {**earlier, **last, "time/eval": time.monotonic() - started}

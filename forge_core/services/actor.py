@@ -14,7 +14,14 @@ from forge_core.services.mesh import Mesh
 from forge_core.services.service import Service
 
 _SETTINGS = {field.name: field.default for field in fields(ServiceConfig)}
-_BODY = ("procs", "hosts", "with_gpus", "num_replicas", "mesh_name")  # settings that a class body may give
+_KINDS: dict[str, Any] = {
+    "procs": int,
+    "hosts": int | None,
+    "with_gpus": bool,
+    "num_replicas": int,
+    "mesh_name": str | None,
+}
+_BODY = tuple(_KINDS)  # settings that a class body may give
 _LEFT_OUT: Any = object()
 _running: list[ActorHandle | ServiceInterface] = []
 log = logging.getLogger(__name__)
@@ -38,7 +45,8 @@ class ForgeActor:
     methods side by side. The class must be importable by its name, unless it runs on threads.
 
     ``procs``, ``with_gpus``, ``num_replicas`` and ``mesh_name`` in the body of the class are its settings where
-    ``options`` gives no others. Raises ValueError, at the definition, for one that cannot be.
+    ``options`` gives no others; ``settings``, a ServiceConfig, gives all of them. Raises ValueError, at the definition,
+    for one that cannot be.
     """
 
     rank: int
@@ -53,11 +61,17 @@ class ForgeActor:
 
     def __init_subclass__(cls, *, _options_of: type[ForgeActor] | None = None) -> None:
         cls._defined = cls if _options_of is None else _options_of._defined
-        body = {name: getattr(cls, name) for name in _BODY}
+        body = {name: vars(cls)[name] for name in _BODY if name in vars(cls)}
         for name, value in body.items():
-            if not isinstance(value, int | str | None):
-                raise ValueError(f"{cls.__name__}.{name} is the actor's setting of that name: give it a plain value")
+            if not isinstance(value, _KINDS[name]) or (isinstance(value, bool) and _KINDS[name] is not bool):
+                raise ValueError(
+                    f"{cls.__name__}.{name} is the actor's setting of that name, and {value!r} cannot be one"
+                )
+        if not isinstance(cls.settings, ServiceConfig):
+            raise ValueError(f"{cls.__name__}.settings are the actor's settings: a ServiceConfig")
         cls.settings = replace(cls.settings, **body)
+        for name in _BODY:
+            setattr(cls, name, getattr(cls.settings, name))
 
     def setup(self) -> None:
         """Runs on every rank once it is made, and again after each restart: what a fresh replica needs to be of use."""

@@ -4,7 +4,7 @@ from forge_core.store.digests import canonical_json, content_digest, digest
 from forge_core.store.errors import CorruptObject, IdentityError, LedgerError, NotFound, StoreError
 from forge_core.store.ledger import Ledger, entry_digest
 from forge_core.store.manifest import File, Manifest, folder_files
-from forge_core.store.published import Published
+from forge_core.store.published import Opener, Published
 from forge_core.store.store import Store, open_store
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "LedgerError",
     "Manifest",
     "NotFound",
+    "Opener",
     "Published",
     "Store",
     "StoreError",

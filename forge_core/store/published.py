@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from forge_core.store.backend import Backend
 from forge_core.store.digests import data_digest
@@ -13,6 +13,12 @@ from forge_core.store.errors import CorruptObject, NotFound
 from forge_core.store.manifest import MANIFEST, File, Manifest
 
 Data = TypeVar("Data", bytes, Path)
+
+
+class Opener(Protocol):
+    """What opens published objects: a store, or who remembers what it read there."""
+
+    def open_published(self, prefix: str, *, request: str | None = None) -> Published: ...
 
 
 class Published:

@@ -20,7 +20,7 @@ Weights may be pinned at any moment. A collector first says which it is about to
 once more what is pinned; whoever pins weights looks for that word afterwards. One of the two sees the other. A word
 counts for ``WORD_S``: that of a collector which died before it took it back goes with the first collection after that.
 
-Versions that a run evaluates are within reach by themselves: one is evaluated before the step that trains it commits.
+Versions that a run evaluates are within reach by themselves: that lasts no longer than they may sample.
 """
 
 from __future__ import annotations

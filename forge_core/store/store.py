@@ -220,9 +220,9 @@ class Store:
         another ``request``, CorruptObject when its manifest is unreadable."""
         return Published(self._backend, self._manifest(check_prefix(prefix), request))
 
-    def described(self, manifest: Manifest) -> Published:
-        """The object whose ``manifest`` the caller has read before."""
-        return Published(self._backend, manifest)
+    def described(self, manifest: Manifest, *, request: str | None = None) -> Published:
+        """The object whose ``manifest`` the caller has read before. Raises IdentityError as ``open_published`` does."""
+        return Published(self._backend, self._required(manifest, request))
 
     def published(self, prefix: str) -> bool:
         """Whether the object ``prefix`` is complete."""
@@ -269,10 +269,14 @@ class Store:
             manifest = Manifest.from_json(value)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptObject(f"{key} in the store {self.uri} is not a manifest: {error!r}") from error
+        return self._required(manifest, request)
+
+    def _required(self, manifest: Manifest, request: str | None) -> Manifest:
         if request is not None and manifest.request != request:
             raise IdentityError(
-                f"{prefix} in the store {self.uri} was made for another request ({manifest.request}, not {request}): "
-                "its inputs or settings differ; use another run.id, or the inputs and settings that it was made with"
+                f"{manifest.prefix} in the store {self.uri} was made for another request ({manifest.request}, not "
+                f"{request}): its inputs or settings differ; use another run.id, or the inputs and settings that it "
+                "was made with"
             )
         return manifest
 

@@ -102,6 +102,20 @@ def test_an_entropy_bonus_reaches_groups_without_signal() -> None:
     assert [f.dropped for f in fates([1.0, 1.0], explores=True, wanted=1)] == ["zero_variance"] * 2
 
 
+def test_whitening_leaves_what_has_no_advantage_at_zero() -> None:
+    groups, episodes = graded_groups([1.0, 1.0], [1.0, 0.0, 1.0])
+    episodes["r/b/1/2"].finish_reason = "length"
+    section = AdvantageSection(estimator="reinforce_plus_plus_baseline")
+    rules = FateRules(1, build_estimator(section), None, "zero_advantage", whitens=True, explores=True)
+    result = decide_fates(groups, episodes, 5, rules)
+    assert all(f.trained for f in result)
+    assert [f.advantage for f in result[:2]] == [0.0, 0.0], "a group without signal"
+    assert result[4].advantage == 0.0, "a truncated response"
+    first, second = (f.advantage for f in result[2:4])
+    assert first == pytest.approx(-second), "the mean of the others alone"
+    assert first > 0
+
+
 def test_skipped_prompts_are_counted_with_their_reason() -> None:
     group = PlannedGroup(("a", "b"), "prompt_too_long")
     result = decide_fates([group], {}, 0, FateRules(0))

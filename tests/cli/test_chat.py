@@ -98,6 +98,27 @@ def test_the_oldest_turns_go_when_the_conversation_gets_too_long(said: Any, temp
     assert "this is 85 tokens long; the model takes 64" in result.err
 
 
+def test_a_conversation_that_fits_is_not_forgotten_for_a_long_answer(templated: Path):
+    from forge_core.generation.conversation import Conversation
+    from forge_core.generation.hf import HFGenerator
+
+    engine, shown = HFGenerator(lambda _: templated, version=0), list[int]()
+    conversation = Conversation(engine, temperature=0.0, max_new_tokens=engine.max_positions)
+    fitted = conversation._fitted
+
+    def noted() -> tuple[list[int], int]:
+        found = fitted()
+        shown.append(len(conversation._turns))
+        return found
+
+    conversation._fitted = noted  # type: ignore[method-assign]
+    stop = StopToken()
+    conversation.answer("i am ada", lambda _: stop.set("enough"), stop)
+    conversation.answer("who", lambda _: None, StopToken())
+    engine.shutdown()
+    assert shown == [1, 3], "the second answer is given in sight of the first two turns"
+
+
 def test_tokens_come_one_by_one(plain: Path):
     from forge_core.data_model import GenerationRequest, SamplingParams
     from forge_core.generation.hf import HFGenerator

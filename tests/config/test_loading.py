@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_core.config import ConfigError, RunConfig, config_digest, diff, load_config, store_uri, to_yaml
+from forge_core.config.sft_loader import load_sft_config
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = """
@@ -68,6 +69,49 @@ def test_the_guides_yaml_loads_as_it_stands(write):
 )
 def test_the_guides_variants_load(write, overrides, key, expected):
     assert key(load_config(write(GUIDE), overrides)) == expected
+
+
+@pytest.mark.parametrize(
+    ("degrees", "data"),
+    [
+        ("", 8),
+        (", tensor_parallel_degree: 2", 4),
+        (", tensor_parallel_degree: 2, pipeline_parallel_degree: 2", 2),
+        (", context_parallel_degree: 1, expert_parallel_degree: 1, data_parallel_replicate_degree: 1", 8),
+    ],
+)
+def test_a_shard_degree_of_minus_one_is_what_the_other_degrees_leave_of_the_trainers_processes(degrees, data):
+    overrides = ["services.trainer.procs=8", f"parallelism={{data_parallel_shard_degree: -1{degrees}}}"]
+    config = load_config({}, overrides)
+    assert config.parallelism.data_parallel_shard_degree == data
+    assert load_config(yaml.safe_load(to_yaml(config))) == config
+    assert load_config(config) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["parallelism.data_parallel_shard_degree=-1"], r"data_parallel_shard_degree: is -1, .*nothing says how many"),
+        (
+            ["parallelism={data_parallel_shard_degree: -1, tensor_parallel_degree: 3}", "services.trainer.procs=8"],
+            r"data_parallel_shard_degree: is -1, .* = 3 leaves .*services\.trainer\.procs is 8.* to a multiple of 3",
+        ),
+        (["parallelism.data_parallel_shard_degree=0"], r"data_parallel_shard_degree: is 0: no rank would train"),
+        (["parallelism.data_parallel_shard_degree=-2"], r"data_parallel_shard_degree: is -2: must be a whole number"),
+        (["parallelism.context_parallel_degree=2"], r"parallelism\.context_parallel_degree: .* only 1 can be given"),
+        (["parallelism.expert_parallel_degree=-1"], r"parallelism\.expert_parallel_degree: .* only 1 can be given"),
+        (["parallelism.context_parallel_degree=true"], r"parallelism\.context_parallel_degree: .* only 1 can be given"),
+    ],
+)
+def test_degrees_that_cannot_be_are_refused_with_their_key(overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        load_config({}, overrides)
+
+
+def test_a_supervised_run_has_as_many_ranks_as_its_degrees_say():
+    assert load_sft_config({}, ["parallelism.context_parallel_degree=1"]).parallelism.data_parallel_shard_degree == 1
+    with pytest.raises(ConfigError, match=r"data_parallel_shard_degree: is -1, .*: set the degree to a number"):
+        load_sft_config({}, ["parallelism.data_parallel_shard_degree=-1"])
 
 
 RUNS = [p for p in sorted((ROOT / "configs").glob("*.yaml")) if not p.name.startswith(("retrain_", "sft_"))]

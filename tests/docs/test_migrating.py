@@ -191,7 +191,7 @@ def test_an_old_configuration_is_answered_key_by_key(command, load):
         "model.vocabulary: is missing",
     )  # a section: a new model
     assert [p for p in caught.value.problems if not any(answer in p for answer in answers)] == []
-    assert len(caught.value.problems) > 20
+    assert len(caught.value.problems) >= 20
 
 
 def test_the_command_says_it(tmp_path, capsys):

@@ -60,12 +60,14 @@ class TestReader:
     def test_the_ledger_has_the_metrics_of_the_document(self, said: dict[str, str]) -> None:
         entries = Ledger(open_store(said["folder"] + "/forge-store"), "sorter").entries()
         found = {e["batch"]: {m for m in e["metrics"] if m.startswith("eval/")} for e in entries}
-        assert [batch for batch, metrics in found.items() if metrics] == [0, 4]
+        assert [batch for batch, metrics in found.items() if metrics] == [1, 4]
+        versions = [entries[1]["metrics"]["eval/version"], entries[4]["metrics"]["eval/version"]]
+        assert [*versions, entries[4]["metrics"]["eval/before/version"]] == [0, 5, 4]
         documented = {name.strip("` ") for row in table_rows(DOCUMENT, "metric") for name in row[0].split(",")}
         documented = {name.removesuffix("` ...") for name in documented} - {"eval/task/<task>/reward/mean"}
         assert {m for m in found[4] if not m.startswith("eval/before/")} == documented
         assert {m.replace("eval/before/", "eval/") for m in found[4] if m.startswith("eval/before/")} == documented
-        assert all(entries[batch]["metrics"]["time/eval"] >= 0 for batch in (0, 4))
+        assert all(entries[batch]["metrics"]["time/eval"] >= 0 for batch in (1, 4))
 
     def test_the_flow_of_a_worker_leaves_a_table_a_picture_and_a_report(
         self, said: dict[str, str], prefect_server: Any, monkeypatch: pytest.MonkeyPatch

@@ -54,7 +54,7 @@ def ranks() -> dict[str, Any]:
 
 
 def metric_log(store: Store, role: str | None = None, **section: Any) -> MetricLog:
-    log = MetricLog(store, RUN, CREATED, load_config({"metric_logging": section}), role)
+    log = MetricLog(store, RUN, CREATED, load_config({"metric_logging": section}), role, store)
     log.open()
     return log
 

@@ -17,6 +17,11 @@ from tests.observability.test_backends import RUN, commit, metric_log, store  # 
 
 SOURCE, SETTINGS = (b.text for b in blocks(ROOT / "docs" / "metric-backend.md") if b.language in ("python", "yaml"))
 FILE = "my_backend.py"
+DERIVED = """from forge_core.observability.backends import Backend
+class Table(Backend):
+    def __init__(self, origin): ...
+    def log(self, step, values, tables): ...
+"""
 
 
 @pytest.fixture
@@ -70,6 +75,8 @@ def test_the_file_is_written_in_full_so_that_a_run_finds_it_from_any_folder(fold
 def test_what_is_documented_passes_the_check(folder: Path):
     check_backend(configured(options={"path": "a.csv"}))
     check_backend(load_config({}))
+    (folder / "least.py").write_text(DERIVED)
+    check_backend(configured(path="least.py:Table"))
 
 
 @pytest.mark.parametrize(
@@ -79,6 +86,7 @@ def test_what_is_documented_passes_the_check(folder: Path):
         ({"path": f"{FILE}:Chart"}, SOURCE, "Chart"),
         ({}, "import nowhere", "importing .*my_backend.* failed"),
         ({}, "class Table:\n    def log(self, step, values, tables): ...", "lacks last_step, log_value, close"),
+        ({}, DERIVED.replace("def __init__", "def other"), r"its __init__ takes \(self, origin\)"),
         ({"options": {"colour": "red"}}, SOURCE, r"metric_logging\.custom\.options: .*unexpected keyword"),
     ],
 )

@@ -29,7 +29,7 @@ def example_run(store: Store, run_id: str = RUN, steps: int = STEPS) -> Store:
     for batch in range(steps):
         shards = [_shard(store, run_id, batch, shard) for shard in range(2)]
         _commit(store, ledger, run_id, batch, [row for rows in shards for row in rows])
-        StoredMetrics(store, run_id).write(batch)
+        StoredMetrics(store, run_id, store).write(batch)
     return store
 
 

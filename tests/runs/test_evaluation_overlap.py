@@ -1,10 +1,11 @@
-"""An evaluation during training: worked on beside the step, waited for before its commit, recorded with its figures."""
+"""An evaluation during training: worked on beside the steps, waited for by one of them, recorded with its figures."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -12,11 +13,13 @@ from forge_core.evaluation.results import read_evaluation, summarise
 from forge_core.rewards.resolve import RewardError
 from forge_core.runs.context import RunContext
 from forge_core.runs.evaluation import evaluate
+from forge_core.runs.evaluation_schedule import evaluated_by, evaluation_due, unrecorded
 from forge_core.runs.initialise import initialise
+from forge_core.runs.stages import sampling_version
 from forge_core.runs.training import train_batch
 from forge_core.stop import Stopped
 from forge_core.store import layout
-from tests.runs.harness import advance, make_batch, memory, new_run, reopened
+from tests.runs.harness import advance, decided, make_batch, memory, new_run, reopened, tiny
 
 pytestmark = pytest.mark.engine
 
@@ -63,6 +66,60 @@ def test_a_step_trains_and_publishes_while_its_version_is_being_evaluated_and_th
     metrics = ctx.ledger.required(0)["metrics"]
     assert metrics["eval/version"] == 0
     assert metrics["time/eval"] >= 0.3
+
+
+def test_inside_the_window_steps_commit_while_an_evaluation_goes_on_and_the_engine_stays_at_its_version() -> None:
+    ctx = new_run(memory(), "steps=6", "max_staleness=2", "eval.interval=3", "rollout.version=newest")
+    initialise(ctx)
+    for batch in (0, 1, 2):
+        make_batch(ctx, batch)
+    ctx.evaluating.acquire()  # the evaluation of version 0 is going on
+    for batch in (0, 1):
+        assert "eval/version" not in train_batch(ctx, batch)["metrics"]
+    assert sampling_version(ctx, 2) == 0, "newer ones may not sample yet"
+    recording, errors = in_thread(lambda: train_batch(ctx, 2))
+    ahead, more_errors = in_thread(lambda: make_batch(ctx, 3))  # which needs version 1
+    until(lambda: has_trained(ctx, 3))
+    time.sleep(0.3)
+    assert ctx.ledger.head() == 2
+    assert ctx.generator(0).get_version() == 0
+    ctx.evaluating.release()
+    recording.join(60)
+    ahead.join(60)
+    assert (errors, more_errors) == ([], [])
+    metrics = ctx.ledger.required(2)["metrics"]
+    assert metrics["eval/version"] == 0
+    assert metrics["time/eval"] >= 0.3
+    assert ctx.generator(0).get_version() >= 1
+
+
+def test_a_run_that_was_killed_before_an_evaluation_was_there_records_what_an_uninterrupted_one_does() -> None:
+    given = ("steps=4", "max_staleness=1", "eval.interval=2")
+    whole = advance(new_run(memory(), *given), 4)
+    begun = advance(new_run(memory(), *given), 1)
+    assert begun.store.list(f"{layout.run(begun.run_id)}evaluations") == []
+    assert decided(advance(reopened(begun), 4)) == decided(whole)
+    recorded = [entry["metrics"].get("eval/version") for entry in whole.ledger.entries()]
+    assert recorded == [None, 0, None, 4]
+    assert whole.ledger.required(3)["metrics"]["eval/before/version"] == 2
+
+
+@pytest.mark.parametrize("interval", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("staleness", [0, 1, 2, 4])
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 10])
+def test_each_evaluation_is_recorded_once_within_the_window_and_before_the_next(
+    steps: int, staleness: int, interval: int
+) -> None:
+    config = tiny(f"steps={steps}", f"max_staleness={staleness}", f"eval.interval={interval}")
+    by = {version: batch for batch in range(steps) for version in evaluated_by(config, batch)}
+    due = [version for version in range(steps) if evaluation_due(config, version)]
+    assert sorted(v for b in range(steps) for v in evaluated_by(config, b)) == [*due, steps]
+    assert all(v <= by[v] <= v + staleness for v in due)
+    assert all(by[v] < w for v, w in pairwise(due))
+    assert all(len(evaluated_by(config, batch)) <= 1 for batch in range(steps - 1))
+    assert len(evaluated_by(config, steps - 1)) <= 2
+    for head in range(steps):
+        assert unrecorded(config, head) == [v for v in due if v <= head <= by[v]]
 
 
 def test_an_evaluation_that_is_there_costs_the_step_nothing_and_is_not_made_again() -> None:

@@ -24,6 +24,7 @@ from forge_core.services import (
     ServiceUnavailable,
     shutdown,
 )
+from forge_core.services.config import ServiceConfig
 from forge_core.services.gpus import GpuPool
 from forge_core.services.metrics import ReplicaMetrics
 from forge_core.services.routing import LeastLoadedRouter, RoundRobinRouter, SessionRouter
@@ -231,11 +232,16 @@ def test_a_busy_replica_is_not_taken_for_dead() -> None:
 def test_requests_beyond_the_limit_of_a_replica_wait() -> None:
     async def test() -> None:
         service = await Counter.options(replica_max_concurrent_requests=2).as_service()
-        calls = asyncio.gather(*(service.wait.route(0.2) for _ in range(5)))
-        await eventually(lambda: service.get_metrics().replicas[0].active_requests == 2)
-        metrics = service.get_metrics().replicas[0]
-        assert metrics.queue_depth == 3
-        assert metrics.capacity_utilization == 1.0
+        calls = asyncio.gather(*(service.wait.route(0.4) for _ in range(5)))
+        seen = []
+
+        def full() -> bool:
+            metrics = service.get_metrics().replicas[0]
+            seen.append((metrics.active_requests, metrics.queue_depth, metrics.capacity_utilization))
+            return seen[-1] == (2, 3, 1.0)
+
+        await eventually(full)
+        assert max(active for active, _, _ in seen) == 2
         await calls
         assert service.get_metrics().replicas[0].active_requests == 0
 
@@ -324,13 +330,28 @@ def test_the_body_of_a_class_gives_settings_that_options_change() -> None:
     for actor, procs in ((Pair, 2), (Single, 1), (alone, 1), (alone.options(num_replicas=3), 1)):
         assert (actor.settings.procs, actor.settings.num_replicas, actor.settings.mesh_name) == (procs, 3, "pairs")
         assert (actor.procs, actor.num_replicas) == (procs, 3)
+
+    class Whole(ForgeActor):
+        settings = ServiceConfig(procs=2, routing="least_loaded")
+        num_replicas = 3
+
+    assert (Whole.procs, Whole.settings) == (2, ServiceConfig(procs=2, num_replicas=3, routing="least_loaded"))
     assert alone.settings.routing == "least_loaded"
     assert (ForgeActor.procs, ForgeActor.settings.num_replicas) == (1, 1)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "why"),
-    [("procs", 0, "procs is 0"), ("hosts", 2, "hosts is 2"), ("procs", len, "Bad.procs is the actor's setting")],
+    [
+        ("procs", 0, "procs is 0"),
+        ("hosts", 2, "hosts is 2"),
+        ("procs", len, "Bad.procs is the actor's setting"),
+        ("num_replicas", "two", "'two' cannot be one"),
+        ("procs", None, "None cannot"),
+        ("with_gpus", "no", "'no' cannot"),
+        ("procs", True, "True cannot"),
+        ("settings", 3, "a ServiceConfig"),
+    ],
 )
 def test_a_class_body_with_a_setting_that_cannot_be_is_refused(name: str, value: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):

@@ -32,8 +32,8 @@ def clock(memory: Store) -> Clock:
     return clock
 
 
-def started(store: Store, steps: int = 6) -> RunRecord:
-    settings = {"run": {"id": RUN}, "steps": steps, "weights": {"keep": 1}, "gc": {"grace": GRACE_S}}
+def started(store: Store, steps: int = 6, **more: Any) -> RunRecord:
+    settings = {**more, "run": {"id": RUN}, "steps": steps, "weights": {"keep": 1}, "gc": {"grace": GRACE_S}}
     return create_run(store, load_config({**settings, "rewards": {"functions": [{"path": "exact_match"}]}}))
 
 
@@ -152,6 +152,16 @@ def test_advice_about_the_past_goes_and_about_the_present_stays(memory: Store, c
         ledger.commit(entry(batch, ledger.previous(batch)))
     collect_garbage(memory, record)
     assert advice() == []
+
+
+def test_claims_of_evaluations_stay_as_long_as_the_window_lasts(memory: Store) -> None:
+    record = started(memory, max_staleness=2)
+    with_weights(memory, 4)
+    for version in (1, 2, 3):
+        memory.put_new_json(layout.claim(layout.evaluation_claims(RUN, version, "digest"), 0), {"worker": "g"})
+    collect_garbage(memory, record)
+    left = [key.split("/")[3] for key in memory.list(f"runs/{RUN}/claims")]
+    assert left == [f"evaluation-{version:08d}-digest" for version in (2, 3)]
 
 
 def test_files_that_no_manifest_of_a_committed_batch_names_go_after_their_grace(memory: Store, clock: Clock) -> None:

@@ -44,7 +44,7 @@ def check_backend(config: AnyConfig) -> None:
     except TypeError as error:
         raise ConfigError(
             f"metric_logging.custom.options: {section.path} cannot be made with an origin and "
-            f"{section.options}: {error}"
+            f"{section.options}: {error}; its __init__ takes (self, origin) and the options by name"
         ) from error
 
 
