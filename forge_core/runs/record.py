@@ -21,6 +21,7 @@ from forge_core.config import ConfigError, RunConfig, diff
 from forge_core.config.any_config import AnyConfig
 from forge_core.config.sft_config import SftConfig
 from forge_core.runs.code import check_named_code, code_digests
+from forge_core.runs.evaluation_schedule import check_change
 from forge_core.runs.formats import FORMAT_KEY, SFT, STORE_FORMAT, check_format, stored_config
 from forge_core.store import Ledger, Store, layout
 
@@ -207,6 +208,8 @@ def resume_check(
         raise ConfigError(problems, f"cannot resume run {record.run_id!r} unchanged")
     names = [*(d[0] for d in changed), *code_changed]
     _check_planned(store, record.run_id, [name for name in names if name.startswith(PLANNED)])
+    if names and record.flow == "grpo":
+        check_change(store, record.run_id, record.config, cast(RunConfig, config))
     return names, code
 
 
