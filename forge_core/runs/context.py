@@ -108,7 +108,7 @@ class RunContext:
         self.observers: list[Callable[[dict[str, Any]], None]] = [self._prefetch_weights, self.metric_log.commit]
         self.note: Callable[[str], None] = log.info
         self.background = BestEffort(limit_s=120.0, name="background")
-        self.space = Space(store, self.background, count=self.config.alarms.bucket_gib is not None)
+        self.space = Space(store, count=self.config.alarms.bucket_gib is not None)
         w = self.config.weights
         self.weights = Prefetcher(store, self._weights_manifest, w.fetchers, enabled=w.prefetch, stop=self.stop)
         self.role = role
@@ -330,6 +330,7 @@ class RunContext:
     def close(self) -> None:
         """End the engines of this process, and what it still does in the background."""
         self.background.close(timeout=10.0)
+        self.space.close(timeout=0.0)
         self.metric_log.close()
         self.forget_generator()
         for name in ("trainer", "reference", "rewards"):
