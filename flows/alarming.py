@@ -78,15 +78,15 @@ class Alarming:
         while not self._closed.wait(min(LONGEST_LOOK_S, 60.0 * minutes / LOOKS)):
             try:
                 watched = watched or Watched(self._ctx.store, self._ctx.run_id)
-                state = watched.look()
+                version, age_s = watched.silence()
             except (StoreError, OSError) as outage:
                 log.warning("cannot look whether the run is silent: %s", outage)
                 continue
             # What happened before this process began was not its silence.
-            silent_s = min(state.silent_s or 0.0, time.monotonic() - begun)
+            silent_s = min(age_s or 0.0, time.monotonic() - begun)
             silent = silent_s > 60.0 * minutes
             if silent and not told:
-                self.tell(silence(max(0, state.version), now(), silent_s, 60.0 * minutes))
+                self.tell(silence(max(0, version), now(), silent_s, 60.0 * minutes))
             told = silent
 
 

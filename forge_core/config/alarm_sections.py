@@ -47,5 +47,8 @@ class AlarmSection(AnyAlarms):
 
 class SftAlarmSection(AnyAlarms):
     loss_rise: float | None = Field(
-        0.5, gt=0, description="Nats per token that the training loss is above its lowest, in three steps in a row."
+        0.5,
+        gt=0,
+        description="Nats per token that the training loss is above its lowest in the newest 100 steps, in three steps "
+        "in a row.",
     )

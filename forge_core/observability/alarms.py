@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from math import inf
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from forge_core.config.alarm_sections import AlarmSection, AnyAlarms, SftAlarmSe
 Entry = Mapping[str, Any]
 Metrics = Mapping[str, float]
 FIRST, ROW, REST = 5, 3, 20  # steps: that entropy is compared with, that make an alarm, between two of one kind
+LOWEST_OF = 100  # newest steps, whose lowest loss is what it rises from: a run that goes on reads no more than these
 FREE, STORED, WEIGHTS = "time/store_free_bytes", "time/store_bytes", "weights/bytes"
 GIB = 2**30
 SILENT = "silent"
@@ -46,19 +48,24 @@ class Alarm:
 @dataclass
 class History:
     """The metrics that rules look at: of the first steps that trained, of the newest ``ROW`` of these, and of the
-    newest steps of whatever kind. ``lowest``: training loss."""
+    newest steps of whatever kind. ``losses``: of those of the newest steps that trained; infinite for the others."""
 
     first: list[Metrics]
     trained: deque[Metrics]
     newest: deque[Metrics]
-    lowest: float = float("inf")
+    losses: deque[float]
 
     def add(self, metrics: Metrics, trained: bool) -> None:
         self.newest.append(metrics)
         if trained:
             self.trained.append(metrics)
             self.first += [metrics] if len(self.first) < FIRST else []
-            self.lowest = min(self.lowest, metrics.get("loss", float("inf")))
+        self.losses.append(metrics.get("loss", inf) if trained else inf)
+
+    def forget(self) -> None:
+        """Steps were left out: what is known of the newest ones is not in a row with the next."""
+        for steps in (self.trained, self.newest, self.losses):
+            steps.clear()
 
 
 class Found(NamedTuple):
@@ -75,9 +82,9 @@ class Alarms:
 
     def __init__(self, section: AnyAlarms) -> None:
         self._section = section
-        window = getattr(section, "flat_reward", None) or ROW
+        window = (section.flat_reward or ROW) if isinstance(section, AlarmSection) else LOWEST_OF
         self.needs = window + REST
-        self._seen = History([], deque(maxlen=ROW), deque(maxlen=window))
+        self._seen = History([], deque(maxlen=ROW), deque(maxlen=window), deque(maxlen=window))
         self._rules = {**RULES, **(GRPO_RULES if isinstance(section, AlarmSection) else SFT_RULES)}
         self._held: dict[str, int] = {}  # the newest step at which an alarm held, by its name
         self._next = 0
@@ -85,9 +92,8 @@ class Alarms:
     def after(self, entry: Entry) -> list[Alarm]:
         """The alarms that the step of ``entry`` raises."""
         step = entry["batch"]
-        if step != self._next:  # steps were left out
-            self._seen.trained.clear()
-            self._seen.newest.clear()
+        if step != self._next:
+            self._seen.forget()
         self._next = step + 1
         self._seen.add(entry["metrics"], entry["episodes"]["trained"] > 0)
         holding = [(name, rule(self._section, self._seen)) for name, rule in self._rules.items()]
@@ -141,8 +147,9 @@ def mismatch(section: AlarmSection, seen: History) -> Found | None:
 
 def loss_rise(section: SftAlarmSection, seen: History) -> Found | None:
     """The training loss goes up again."""
-    limit = None if section.loss_rise is None else seen.lowest + section.loss_rise
-    text = f"the training loss has risen to {{:.3g}} nats per token; the lowest was {seen.lowest:.3g}"
+    lowest = min(seen.losses)
+    limit = None if section.loss_rise is None else lowest + section.loss_rise
+    text = f"the training loss has risen to {{:.3g}} nats per token; the lowest in {LOWEST_OF} steps was {lowest:.3g}"
     return _above(seen, "loss", limit, text)
 
 

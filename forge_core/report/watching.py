@@ -2,7 +2,7 @@
 
 Invariants:
 - A look at a run that has not moved costs a handful of requests, however long the run is: what was read before is not
-  read again, and only the open batches are listed.
+  read again, only the open batches are listed, and what is known of closed ones is forgotten.
 - Ages of objects are on the store's own clock; for how long a process has been silent, on this process's. Clocks of
   two machines are never compared.
 """
@@ -28,7 +28,6 @@ from forge_core.store.manifest import MANIFEST
 from forge_core.store.store import READERS
 
 WINDOW = 60  # newest steps that are shown
-OPEN = 3  # batches whose shards are looked at, at most
 STOPPING_S = 30.0  # a run that is being stopped may finish objects for so long: what is made later, a resumed one made
 
 
@@ -88,7 +87,8 @@ class Watched:
         self._entries: dict[int, dict[str, Any]] = {}
         self._first: dict[int, dict[str, Any]] = {}
         self._held_out: tuple[int, float, float, float] | None = None
-        self._written: dict[str, float] = {}  # when objects were written: they never change
+        self._written: dict[str, float] = {}  # when the objects of the newest look were written: they never change
+        self._before: dict[str, float] = {}  # and those of the one before
         self._failure: tuple[set[str], Failure | None] = (set(), None)
         self._unchanged = Unchanged()
 
@@ -96,15 +96,28 @@ class Watched:
         """The state now. Raises StoreError when the store does not answer."""
         version = self._ledger.head()
         entries = self._newest(version)
-        control = self.store.list(f"{layout.run(self.run_id)}control")
+        control = self._control()
         finished, roles = self._finished(version), list(self._roles(version))
-        age_s = self._since_newest(roles)
-        stops = self._stops(control, age_s)
-        silent_s = None if finished or stops else age_s
+        stops, silent_s = self._silence(control, finished, roles)
         return State(
             version, self.record.config.steps, finished, stops, entries[-WINDOW:], self._evaluated(entries), roles,
             self._workers(), self._newest_failure(control), self._alarms(version, entries, silent_s), silent_s,
         )  # fmt: skip
+
+    def silence(self) -> tuple[int, float | None]:
+        """``version`` and ``silent_s`` of the state, without the rest: no ledger entry is read."""
+        version = self._ledger.head()
+        finished, roles = self._finished(version), list(self._roles(version))
+        return version, self._silence(self._control(), finished, roles)[1]
+
+    def _control(self) -> list[str]:
+        return self.store.list(f"{layout.run(self.run_id)}control")
+
+    def _silence(self, control: list[str], finished: bool, roles: list[Role]) -> tuple[int, float | None]:
+        """Requests to stop, and seconds since anything was made of a run that goes on."""
+        age_s = self._since_newest(roles)
+        stops = self._stops(control, age_s)
+        return stops, None if finished or stops else age_s
 
     def _newest(self, version: int) -> list[dict[str, Any]]:
         """What is shown, and before it what alarms look at."""
@@ -152,8 +165,10 @@ class Watched:
 
     def _roles(self, version: int) -> Iterator[Role]:
         now, first = self.store.now(), max(0, version)
+        self._before, self._written = self._written, {}
         if not isinstance(self.record.config, SftConfig):
-            batches = range(max(0, first - 1), min(self.record.config.steps, first + OPEN))
+            open_ = self.record.config.max_staleness + 1
+            batches = range(max(0, first - 1), min(self.record.config.steps, first + open_))
             for kind, name in STAGES.items():
                 if kind != "reference" or self.record.config.grpo.beta:
                     yield self._role(kind, name, batches, first, now)
@@ -167,8 +182,6 @@ class Watched:
         for batch in batches:
             keys = self.store.list(f"{layout.run(self.run_id)}{kind}/{layout.number(batch)}")
             found[batch] = [key for key in keys if key.endswith(f"/{MANIFEST}")]
-            if batch >= first and not found[batch]:
-                break  # batches are begun in order
         open_ = {batch: len(keys) for batch, keys in found.items() if batch >= first and keys}
         made = [key for keys in found.values() for key in keys]
         if not made:
@@ -179,7 +192,7 @@ class Watched:
 
     def _age(self, key: str, now: float) -> float:
         if key not in self._written:
-            self._written[key] = self.store.written_at(key)
+            self._written[key] = self._before[key] if key in self._before else self.store.written_at(key)
         return max(0.0, now - self._written[key])
 
     def _workers(self) -> list[Worker]:

@@ -36,6 +36,7 @@ from forge_core.observability.tracing import trace
 from forge_core.rewards.actor import RewardActor
 from forge_core.runs.engines import build_generator, takes_turns
 from forge_core.runs.evaluation import evaluate
+from forge_core.runs.evaluation_schedule import Evaluations
 from forge_core.runs.planning import Planner, shard_count
 from forge_core.runs.record import RunRecord, RunRef, check_stored_code, load_run, refuse_generation
 from forge_core.runs.reference_session import ReferenceSession
@@ -84,10 +85,9 @@ class RunContext:
     """``stop`` ends every engine call. ``observers`` are called with each entry that this process commits, ``note``
     with news for a person. ``background`` does what must neither delay nor fail a step, such as deleting what nothing
     reaches. ``weights`` keeps the run's weights on this host, ``shards`` opens shards of its batches. ``role``: the one
-    that this process works for; None: for all of them. ``evaluate``: how the evaluation of
-    a version comes to be: this process makes it, one at a time (``evaluating``), or waits for another. ``evaluated``:
-    versions whose evaluation is known to be there. ``samples``: whether runs of this kind sample episodes of
-    prompts."""
+    that this process works for; None: for all of them. ``evaluate``: how the evaluation of a version comes to be: this
+    process makes it, one at a time (``evaluating``), or waits for another. ``evaluations``: which are due, and there.
+    ``samples``: whether runs of this kind sample episodes of prompts."""
 
     samples = True
 
@@ -108,12 +108,12 @@ class RunContext:
         self.observers: list[Callable[[dict[str, Any]], None]] = [self._prefetch_weights, self.metric_log.commit]
         self.note: Callable[[str], None] = log.info
         self.background = BestEffort(limit_s=120.0, name="background")
-        self.space = Space(store, self.background, count=self.config.alarms.bucket_gib is not None)
+        self.space = Space(store, count=self.config.alarms.bucket_gib is not None)
         w = self.config.weights
         self.weights = Prefetcher(store, self._weights_manifest, w.fetchers, enabled=w.prefetch, stop=self.stop)
         self.role = role
         self.evaluate: Callable[[RunContext, int], Any] = evaluate
-        self.evaluated: set[int] = set()
+        self.evaluations = Evaluations(store, self.run_id, self.ledger, self.config)
         self.evaluating = threading.Lock()
         self._plans: dict[int, dict[str, Any]] = {}
         self._lock = threading.RLock()  # of plans
@@ -330,6 +330,7 @@ class RunContext:
     def close(self) -> None:
         """End the engines of this process, and what it still does in the background."""
         self.background.close(timeout=10.0)
+        self.space.close(timeout=0.0)
         self.metric_log.close()
         self.forget_generator()
         for name in ("trainer", "reference", "rewards"):

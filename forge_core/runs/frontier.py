@@ -18,7 +18,6 @@ from typing import Any
 from forge_core.runs.candidates import newest_candidate
 from forge_core.runs.claims import Claims
 from forge_core.runs.context import RunContext
-from forge_core.runs.evaluation_schedule import first_unevaluated, unrecorded
 from forge_core.runs.refilling import is_full, plan_refill
 from forge_core.runs.stages import ShardRef, sampling_version
 from forge_core.store import layout
@@ -79,14 +78,14 @@ class Frontier:
         """What generators can do, the oldest version first: with ``rollout.version: oldest`` an engine that took a
         newer version could not go back. ``claims``: of the generator that asks; what others hold is left out."""
         head = self._ctx.ledger.head()
-        pinned, unevaluated = self._ctx.config.rollout.version == "oldest", first_unevaluated(self._ctx, head)
-        evaluations = list(self._evaluations(head))
+        pinned, evaluations = self._ctx.config.rollout.version == "oldest", list(self._evaluations(head))
+        newest = min([head, *(e.version for e in evaluations)])  # that engines may move to
         yield from [] if pinned else evaluations
         for batch in self._open_at(head):
-            version = sampling_version(self._ctx, batch, head)
+            version = sampling_version(self._ctx, batch, newest)
             yield from [e for e in evaluations if pinned and e.version < version]
             evaluations = [e for e in evaluations if not pinned or e.version >= version]
-            if version > (head if unevaluated is None else unevaluated):
+            if version > newest:
                 return  # until the evaluation is there, this batch waits, and those after it
             yield from self._rollouts(batch, version, claims)
         yield from evaluations if pinned else []
@@ -167,12 +166,11 @@ class Frontier:
         ctx = self._ctx
         if ctx.config.eval.prompts == 0 or head < 0 or head >= ctx.config.steps:
             return
-        due = [Evaluation(version, ctx.weights_content(version)) for version in unrecorded(ctx.config, head)]
+        known = ctx.evaluations
+        due = [Evaluation(version, known.weights(version)) for version in known.unrecorded(head)]
         if head + 1 == ctx.config.steps and (found := newest_candidate(ctx, head + 1)):
             due.append(Evaluation(head + 1, found["weights_digest"]))
-        for one in due:
-            if not self._is_published(layout.evaluation(ctx.run_id, one.version, one.weights)):
-                yield one
+        yield from (one for one in due if not known.is_there(one.version, one.weights))
 
     def _without(self, batch: int, stage: Any) -> Iterator[ShardRef]:
         """The sampled shards of ``batch`` that have no object of ``stage``."""

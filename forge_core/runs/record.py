@@ -3,7 +3,7 @@
 Invariants:
 - A run id names one run for ever: creating it twice is refused, never continued silently.
 - A resumed run has the configuration and the code it started with, except for the keys (or the code) that the user
-  allowed to change; each allowed change is written beside ``run.json`` and nothing is overwritten.
+  allowed to change, and for thresholds of alarms; each change is written beside ``run.json``, nothing is overwritten.
 - A run that was made from another one (``forge rescore``, ``forge retrain-from``) names it for ever, and generates
   nothing.
 - The code that a stored run names is imported only after ``check_stored_code``.
@@ -21,6 +21,7 @@ from forge_core.config import ConfigError, RunConfig, diff
 from forge_core.config.any_config import AnyConfig
 from forge_core.config.sft_config import SftConfig
 from forge_core.runs.code import check_named_code, code_digests
+from forge_core.runs.evaluation_schedule import check_change
 from forge_core.runs.formats import FORMAT_KEY, SFT, STORE_FORMAT, check_format, stored_config
 from forge_core.store import Ledger, Store, layout
 
@@ -28,6 +29,7 @@ NOT_COMPARED = {  # where a run lies and who works on it, not what it is
     "store", "run.id", "roles.scorers", "roles.claim_timeout_s", "roles.wait_s", "roles.stuck_s", "roles.max_restarts",
 }  # fmt: skip
 SHOWN = ("metric_logging", "alarms")  # where a run is shown, and what is said of it: a resume may choose again
+KEPT = "alarms"  # of these: whoever looks at the run goes by it, so that the choice is stored
 PLANNED = (  # beginnings of the keys (and code) that a batch is planned, sampled or graded with
     "dataset", "environment", "rewards", "reward ", "rollout", "filters", "grpo.temperature", "grpo.n_samples",
     "training.batch_size", "training.gradient_accumulation_steps", "training.sync_interval", "training.seq_len",
@@ -207,6 +209,8 @@ def resume_check(
         raise ConfigError(problems, f"cannot resume run {record.run_id!r} unchanged")
     names = [*(d[0] for d in changed), *code_changed]
     _check_planned(store, record.run_id, [name for name in names if name.startswith(PLANNED)])
+    if names and record.flow == "grpo":
+        check_change(store, record.run_id, record.config, cast(RunConfig, config))
     return names, code
 
 
@@ -230,12 +234,16 @@ def _allowed(key: str, allowed: Sequence[str]) -> bool:
 def resume_run(
     store: Store, record: RunRecord, config: AnyConfig, allow_keys: Sequence[str] = (), allow_code: bool = False
 ) -> RunRecord:
-    """The record to go on with; an allowed change is stored beside ``run.json``. Raises ConfigError as above."""
+    """The record to go on with; an allowed change, and one that needs no permission, is stored beside ``run.json``.
+    Raises ConfigError as above."""
     changed, code = resume_check(store, record, config, allow_keys, allow_code)
+    if not changed:  # what is not compared stays as it was
+        config = record.config.model_copy(update={name: getattr(config, name) for name in SHOWN})
+    changed += [key for key, _, _ in diff(record.config, config) if key.startswith(KEPT)]
+    resumed = replace(record, config=cast(RunConfig, config), code_checked=True)
     if not changed:
-        shown = record.config.model_copy(update={name: getattr(config, name) for name in SHOWN})
-        return replace(record, config=cast(RunConfig, shown), code_checked=True)
-    resumed = replace(record, config=cast(RunConfig, config), code=code, changes=record.changes + 1, code_checked=True)
+        return resumed
+    resumed = replace(resumed, code=code, changes=record.changes + 1)
     body = {**_body(resumed), "changed": changed, "changed_at": now()}
     if not store.put_new_json(layout.config_change(record.run_id, record.changes), body):
         raise ConfigError(f"run {record.run_id!r} was changed by another resume just now: try again")

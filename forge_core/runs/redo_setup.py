@@ -31,7 +31,7 @@ CHANGEABLE = {
     "rescore": ("rewards",),
     "retrain-from": (
         *("loss", "advantage", "training", "grpo.beta", "grpo.clip_low", "grpo.clip_high", "filters.truncated"),
-        *("steps", "services", "parallelism", "comm", "quantize", "checkpoint", "weights", "gc", "resume"),
+        *("steps", "services", "parallelism", "comm", "quantize", "checkpoint", "weights", "gc", "resume", "alarms"),
     ),
 }
 DECIDED = {"run.id", "store", "steps", "model", "warm_start", "max_staleness"}  # here, whatever the parent has

@@ -1,7 +1,8 @@
 """How much room a run's store has left: measured with each commit, so that the ledger can tell it later.
 
-Invariant: a step waits for a look at the file system at most. A bucket is counted in the background, at most every
-``COUNT_S`` seconds, and only where somebody has said how much it takes.
+Invariant: a step waits for a look at the file system at most. A bucket is counted at most every ``COUNT_S`` seconds,
+and only where somebody has said how much it takes; in a thread of its own, for that takes minutes, which nothing else
+may wait for.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ COUNT_S = 600.0
 
 
 class Space:
-    """``count``: whether objects are counted in a store that is no folder."""
+    """``count``: whether objects are counted in a store that is no folder. ``close`` it in the end."""
 
-    def __init__(self, store: Store, background: BestEffort, *, count: bool) -> None:
-        self._store, self._background, self._count = store, background, count
+    def __init__(self, store: Store, *, count: bool) -> None:
+        self._store = store
+        self._counting = BestEffort(COUNT_S, capacity=1, name="count") if count and store.folder is None else None
         self._stored: float | None = None
         self._counted = float("-inf")
 
@@ -28,10 +30,15 @@ class Space:
         """Metrics of the newest measurement."""
         if self._store.folder is not None:
             return {FREE: float(shutil.disk_usage(self._store.folder).free)}
-        if self._count and time.monotonic() - self._counted > COUNT_S:
+        if self._counting and time.monotonic() - self._counted > COUNT_S:
             self._counted = time.monotonic()
-            self._background.submit(self._sum)
+            self._counting.submit(self._sum)
         return {} if self._stored is None else {STORED: self._stored}
 
+    def close(self, timeout: float) -> None:
+        """Wait up to ``timeout`` seconds for a count that has begun."""
+        if self._counting:
+            self._counting.close(timeout)
+
     def _sum(self) -> None:
-        self._stored = float(sum(self._store.sizes("").values()))
+        self._stored = float(self._store.total())

@@ -31,7 +31,6 @@ from forge_core.runs.episodes import (
     reference_bytes,
     rewards_bytes,
 )
-from forge_core.runs.evaluation_schedule import first_unevaluated
 from forge_core.runs.planning import shard_groups, shard_requests
 from forge_core.runs.record import refuse_generation
 from forge_core.runs.recording import recording
@@ -54,15 +53,14 @@ class ShardRef:
     round: int = 0
 
 
-def sampling_version(ctx: RunContext, batch: int, head: int | None = None) -> int:
-    """The version that samples ``batch``: the newest committed one (``head``, where it is known) that engines may move
-    to, or exactly ``batch - S`` (``oldest``)."""
+def sampling_version(ctx: RunContext, batch: int, newest: int | None = None) -> int:
+    """The version that samples ``batch``: the newest one that engines may move to (``newest``, where it is known), or
+    exactly ``batch - S`` (``oldest``)."""
     oldest = max(0, batch - ctx.config.max_staleness)
     if ctx.config.rollout.version == "oldest":
         return oldest
-    head = ctx.ledger.head() if head is None else head
-    unevaluated = first_unevaluated(ctx, head)
-    return max(oldest, min(head if unevaluated is None else unevaluated, batch))
+    newest = ctx.evaluations.newest_allowed(ctx.ledger.head()) if newest is None else newest
+    return max(oldest, min(newest, batch))
 
 
 def sample_shard(ctx: RunContext, batch: int, shard: int, round: int = 0) -> ShardRef:
@@ -103,13 +101,12 @@ def _sample_request(ctx: RunContext, plan: dict[str, Any], shard: int) -> str:
 
 def _sample(ctx: RunContext, plan: dict[str, Any], shard: int) -> tuple[dict[str, bytes], dict[str, Any]]:
     batch, started = plan["batch"], time.monotonic()
-    version = sampling_version(ctx, batch)
     if ctx.config.rollout.version == "oldest":
         ctx.rollouts.wait_before(batch, ctx.stop)
-    oldest = max(0, batch - ctx.config.max_staleness)
-    unevaluated = first_unevaluated(ctx, ctx.ledger.head())
-    if unevaluated is not None and unevaluated < oldest:
-        ctx.evaluate(ctx, unevaluated)
+    oldest, newest = max(0, batch - ctx.config.max_staleness), ctx.evaluations.newest_allowed(ctx.ledger.head())
+    version = sampling_version(ctx, batch, newest)
+    if newest < oldest:
+        ctx.evaluate(ctx, newest)  # or wait for it
     requests, prompts = shard_requests(ctx.run_id, plan, shard, oldest), _prompts(ctx, plan)
     with ctx.sampling(version) as engine:
         working = time.monotonic()

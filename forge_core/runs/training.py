@@ -17,7 +17,6 @@ from forge_core.runs.consumption import StepData, data_metrics, episode_counts, 
 from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import TRAINING_FILE
 from forge_core.runs.evaluation import evaluation_metrics
-from forge_core.runs.evaluation_schedule import evaluated_by
 from forge_core.runs.garbage import collect_garbage
 from forge_core.runs.grading_metrics import grading_metrics
 from forge_core.runs.record import now
@@ -159,8 +158,8 @@ def _evaluated(ctx: RunContext, batch: int, weights: str) -> dict[str, float]:
     """The evaluation that this entry records: of the last version, before it commits (and, under ``eval/before/``, of
     one before, if the entry has to record that too); else of ``batch``, or of a version that was made not long before
     (``eval/version``). ``time/eval``: how long the step waited."""
-    versions = evaluated_by(ctx.config, batch)
-    if ctx.record.parent or not versions:  # a run with a parent generates nothing
+    versions = [] if ctx.record.parent else ctx.evaluations.recorded_in(batch)  # with a parent nothing is generated
+    if not versions:
         return {}
     if batch + 1 in versions:
         ctx.candidates[batch + 1] = weights

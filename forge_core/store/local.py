@@ -85,6 +85,9 @@ class LocalBackend:
                     found[file.relative_to(self.root).as_posix()] = file.stat().st_size
         return dict(sorted(found.items()))
 
+    def total(self) -> int:
+        return sum(self.list("").values())
+
     def folders(self, folder: str) -> builtins.list[str]:
         try:
             with os.scandir(self._at(folder)) as entries:

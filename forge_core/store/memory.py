@@ -69,6 +69,9 @@ class MemoryBackend:
             files = [(path, file.size) for path, file in self._fs.store.items() if path.startswith(below)]
         return {path.removeprefix(f"{self._root}/"): size for path, size in sorted(files)}
 
+    def total(self) -> int:
+        return sum(self.list("").values())
+
     def folders(self, folder: str) -> builtins.list[str]:
         below = f"{folder}/" if folder else ""
         names = (path.removeprefix(below).partition("/") for path in self.list(folder))

@@ -118,6 +118,9 @@ class S3Backend:
         found = {item["Key"].removeprefix(self.prefix): item["Size"] for page in pages for item in page["Contents"]}
         return dict(sorted(found.items()))
 
+    def total(self) -> int:
+        return sum(item["Size"] for page in self._pages("list_objects_v2", "") for item in page["Contents"])
+
     def folders(self, folder: str) -> builtins.list[str]:
         pages = self._pages("list_objects_v2", folder, Delimiter="/")
         below = [item["Prefix"].rstrip("/") for page in pages for item in page["CommonPrefixes"]]

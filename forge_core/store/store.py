@@ -150,6 +150,10 @@ class Store:
         """What ``list`` lists, with sizes in bytes."""
         return self._backend.list(check_prefix(prefix).rstrip("/") if prefix else "")
 
+    def total(self) -> int:
+        """Bytes of all objects, counted without holding their names."""
+        return self._backend.total()
+
     def folders(self, prefix: str) -> builtins.list[str]:
         """The names of the folders directly below the folder ``prefix`` ("" is the root), sorted. Some servers still
         name a folder that was just emptied."""

@@ -104,6 +104,13 @@ def test_listing_is_sorted_fresh_and_stays_inside_its_folder(store: Store) -> No
     assert store.list("") == ["run/a", "run/b/10", "run/b/2", "run/d", "runner/c"]
 
 
+def test_the_total_is_that_of_all_objects(store: Store) -> None:
+    assert store.total() == sum(store.sizes("").values())
+    for key, size in (("a/1", 10), ("a/b/2", 200), ("c", 3000)):
+        store.put_new(key, b"x" * size)
+    assert store.total() == 3210
+
+
 def test_deleted_keys_are_gone_and_deleting_again_does_nothing(store: Store) -> None:
     store.put_new("a/key", b"x")
     store.delete("a/key")
