@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import threading
 import time
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forge_core.stop import Stopped, StopToken
 from forge_core.store import CorruptObject, IdentityError, NotFound, Store, StoreError, open_store
 from forge_core.store.backend import PUT_NEW_LIMIT
+from forge_core.store.s3 import S3Backend
 
 
 def test_put_new_creates_once_and_never_overwrites(store: Store) -> None:
@@ -109,6 +112,21 @@ def test_the_total_is_that_of_all_objects(store: Store) -> None:
     for key, size in (("a/1", 10), ("a/b/2", 200), ("c", 3000)):
         store.put_new(key, b"x" * size)
     assert store.total() == 3210
+
+
+def test_a_bucket_is_counted_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    def page(backend: S3Backend, method: str, folder: str, **more: Any) -> dict[str, Any]:
+        n = more.get("ContinuationToken", 0)
+        items = [{"Key": f"{'x' * 100}/{n}/{i}", "Size": 3} for i in range(1000)]
+        return {"Contents": items, "IsTruncated": n < 29, "NextContinuationToken": n + 1}
+
+    monkeypatch.setattr(S3Backend, "_list_page", page)  # of a server with thirty thousand objects
+    store = Store(S3Backend("bucket", ""))
+    tracemalloc.start()
+    total, (_, most) = store.total(), tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert total == 90_000
+    assert most < 2 * 2**20
 
 
 def test_deleted_keys_are_gone_and_deleting_again_does_nothing(store: Store) -> None:
