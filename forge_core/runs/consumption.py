@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
@@ -75,13 +75,18 @@ def fate_rules(config: RunConfig) -> FateRules:
     section = config.advantage
     return FateRules(
         config.max_staleness,
-        build_estimator(section),
+        _none if config.distils else build_estimator(section),
         wanted,
         config.filters.truncated,
         compares(section) and not config.distils,
         whitens(section) and not config.distils,
         config.training.entropy_coef > 0,
     )
+
+
+def _none(rewards: Sequence[float]) -> list[float]:
+    """The advantages of rewards that only measure: the teacher's take their place in the loss."""
+    return [0.0] * len(rewards)
 
 
 def load_committed(ctx: RunContext, entry: dict[str, Any]) -> StepData:

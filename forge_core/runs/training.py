@@ -66,6 +66,7 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
     evaluated = _evaluated(ctx, batch, weights)
     work = work_metrics(ctx, weights, trained_lengths(data), ctx.config.training.epochs_per_batch)
     measured = {
+        **({} if outcome.stepped else IDLE),
         **data_metrics(data, played=ctx.config.environment is not None),
         **fate_metrics(data),
         **component_spread(data),
@@ -87,7 +88,7 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
         "previous": ctx.ledger.previous(batch),
         "state_digest": outcome.state_digest,
         "cursor": data.plans[0]["cursor"]["after"],
-        "metrics": {**IDLE, **measured, **grading, **outcome.metrics, **evaluated, **times},
+        "metrics": {**measured, **grading, **outcome.metrics, **evaluated, **times},
         **off_policy(ctx, data),
         "attempt": ctx.attempt,
         "started_at": started_at,

@@ -125,11 +125,13 @@ def test_a_loss_in_the_users_own_file_trains(tmp_path: Path) -> None:
         "class CustomLoss(nn.Module):\n"
         "    def forward(self, logits, target_ids, advantages, generator_logprobs, loss_mask, ref_logprobs):\n"
         "        loss = GRPOLoss(beta=0.0, agg_type='token_mean')\n"
-        "        return loss(logits, target_ids, advantages, generator_logprobs, loss_mask)\n"
+        "        return loss(logits, target_ids, advantages, generator_logprobs, loss_mask)[0], {}\n"
     )
     own = run(f"loss={{name: custom, path: '{file}:CustomLoss'}}")
     built_in = run("loss={name: grpo, agg_type: token_mean}")
     assert f"loss {file}:CustomLoss" in own.record.code
+    assert "entropy" in metrics(built_in)[0]
+    assert not {"entropy", "kl"} & metrics(own)[0].keys(), "what the loss does not measure is not made up"
     assert metrics(own)[0]["grad_norm"] == pytest.approx(metrics(built_in)[0]["grad_norm"], rel=1e-4)
     own.close()
     built_in.close()

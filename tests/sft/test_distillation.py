@@ -68,6 +68,16 @@ def test_a_run_comes_closer_to_its_teacher_although_every_reward_is_the_same(tmp
 
 
 @pytest.mark.engine
+def test_one_sample_a_prompt_is_enough(tmp_path: Path):
+    words = (f"loss={{name: distill, teacher: {teacher(tmp_path)}}}", "grpo={beta: 1.0, n_samples: 1}")
+    ctx = advance_grpo(new_run(memory(), *words, "steps=1", "eval.prompts=0"), 1)
+    (entry,) = ctx.ledger.entries()
+    assert entry["episodes"]["trained"] == entry["episodes"]["planned"] > 0
+    assert entry["metrics"]["grad_norm"] > 0
+    assert entry["metrics"]["advantage/max"] == 0.0, "rewards only measure"
+
+
+@pytest.mark.engine
 def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path):
     other = teacher(tmp_path, vocabulary="0123456789+=,:dart")
     ctx = new_run(memory(), "loss.name=distill", f"loss.teacher={other}", "grpo.beta=1.0", "eval.prompts=0")
