@@ -94,6 +94,8 @@ class Watched:
 
     def look(self) -> State:
         """The state now. Raises StoreError when the store does not answer."""
+        if self.store.exists(layout.config_change(self.run_id, self.record.changes)):  # by a resume
+            self.record = load_run(self.store, self.run_id)
         version = self._ledger.head()
         entries = self._newest(version)
         control = self._control()

@@ -65,7 +65,8 @@ def watched(store: Store) -> list[tuple[str, int]]:
 
 def test_thresholds_of_a_resume_hold_for_whoever_looks_and_for_the_next_resume():
     store = stored(steps(10, kl=0.7), silent_minutes=None)
-    assert (watched(store), reported(store)) == ([], [])
+    open_since_then = Watched(store, RUN)
+    assert names(open_since_then.look().alarms) == watched(store) == reported(store) == []
     record = load_run(store, RUN)
     config = load_config(record.config, ["alarms.kl=0.5"])
     assert resume_check(store, record, config)[0] == [], "no checkpoint is made for it"
@@ -75,7 +76,7 @@ def test_thresholds_of_a_resume_hold_for_whoever_looks_and_for_the_next_resume()
     again = load_run(store, RUN)
     assert again.config == resumed.config
     assert resume_run(store, again, load_config(again.config)).changes == 1, "nothing changed"
-    assert watched(store) == reported(store) == [("kl", 3)]
+    assert names(open_since_then.look().alarms) == watched(store) == reported(store) == [("kl", 3)]
 
 
 def test_where_a_run_is_shown_is_chosen_again_by_each_resume():
