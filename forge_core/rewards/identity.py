@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from forge_core.config.references import revealed
 from forge_core.config.reward_sections import all_rewards
 from forge_core.rewards.grading import Spec
-from forge_core.rewards.resolve import BUILTINS, check_built_in, resolve, source_digest
+from forge_core.rewards.resolve import BUILTINS, check_built_in, check_own, resolve, source_digest
 
 if TYPE_CHECKING:
     from forge_core.config.reward_sections import BuiltinReward, RewardFunction
@@ -25,10 +25,12 @@ def check_rewards(functions: Iterable[RewardFunction | BuiltinReward]) -> None:
     """Raise RewardError for a reward that cannot be used on this machine. Nothing large is loaded, and no code of the
     user is called."""
     for function in all_rewards(functions):
+        if ":" in function.path:
+            check_own(Spec(function.path, function.path, function.weight, function.options))
+            continue
         resolve(function.path)
-        if function.path in BUILTINS:
-            options = revealed(function.options, "rewards.functions: options")
-            check_built_in(Spec(function.path, function.path, function.weight, options))
+        options = revealed(function.options, "rewards.functions: options")
+        check_built_in(Spec(function.path, function.path, function.weight, options))
 
 
 def _identity(function: RewardFunction | BuiltinReward) -> dict[str, Any]:

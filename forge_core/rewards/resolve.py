@@ -22,6 +22,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from forge_core.data.importing import ObjectPathError, load_object, source_file
@@ -49,6 +50,7 @@ BUILTINS = {
 
 
 _HELPER = re.compile(r"^ *from forge_core\.rewards\.(\w+) import", re.MULTILINE)
+_PLAIN_METHODS = (FunctionType, staticmethod, classmethod)  # to bind one runs nothing of the user's
 _MACHINERY = frozenset({"actor", "grading", "pool", "resolve", "wire", "worker"})  # decides no grade
 
 
@@ -110,7 +112,7 @@ def build(spec: Spec) -> Grade:
         return partial(found, **spec.options) if spec.options else found
     grade = getattr(_made(found, spec), "grade", None)
     if not callable(grade):
-        raise RewardError(f"rewards.functions: {spec.path} has no method grade(prompt, completion, metadata)")
+        raise RewardError(_without_grade(spec))
     _check_call(grade, spec, {})
     return grade
 
@@ -124,6 +126,48 @@ def check_built_in(spec: Spec) -> None:
     """Raise RewardError for options of a built-in reward that cannot be, or that need what this machine lacks."""
     found = resolve(spec.path)
     _made(getattr(found, "check", found), spec)
+
+
+def check_own(spec: Spec) -> None:
+    """Raise RewardError for a reward of the user's own that ``build`` would refuse for its signatures: none of its code
+    is called, only its file imported."""
+    found = resolve(spec.path, spec.folder)
+    if not inspect.isclass(found):
+        return _check_call(found, spec, spec.options)
+    _check_constructor(found, spec)
+    grade = inspect.getattr_static(found, "grade", None)
+    if isinstance(grade, _PLAIN_METHODS):
+        return _check_call(grade.__get__(object(), found), spec, {})
+    if not (callable(grade) or hasattr(grade, "__get__") or _may_get_grade(found)):
+        raise RewardError(_without_grade(spec))
+    return None
+
+
+def _check_constructor(found: type, spec: Spec) -> None:
+    """Make sure that ``found`` can be called with the options."""
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # written in C, without a signature
+        return
+    try:
+        signature.bind(**spec.options)
+    except TypeError as error:
+        raise RewardError(
+            f"rewards.functions: {spec.path} cannot be made with the options {', '.join(spec.options) or '(none)'}: "
+            f"{error}; its options are {', '.join(signature.parameters) or '(none)'}"
+        ) from error
+
+
+def _may_get_grade(found: type) -> bool:
+    """Whether an instance may have a ``grade`` that its class has not: set by a constructor, or looked up."""
+    if inspect.getattr_static(found, "__getattr__", None) is not None:
+        return True
+    constructors = [vars(base).get("__init__") for base in found.__mro__]
+    return any("grade" in code.co_names for c in constructors if (code := getattr(c, "__code__", None)))
+
+
+def _without_grade(spec: Spec) -> str:
+    return f"rewards.functions: {spec.path} has no method grade(prompt, completion, metadata)"
 
 
 def _made(found: Callable[..., Any], spec: Spec) -> Any:
@@ -142,7 +186,11 @@ def _made(found: Callable[..., Any], spec: Spec) -> Any:
 def _check_call(grade: Grade, spec: Spec, options: dict[str, Any]) -> None:
     """Make sure that ``grade`` can be called with the three arguments and ``options``."""
     try:
-        inspect.signature(grade).bind("prompt", "completion", {}, **options)
+        signature = inspect.signature(grade)
+    except ValueError:  # written in C, without a signature
+        return
+    try:
+        signature.bind("prompt", "completion", {}, **options)
     except TypeError as error:
         raise RewardError(
             redact(

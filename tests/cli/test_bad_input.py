@@ -53,6 +53,18 @@ CASES = {
         ["exact_mach", "did you mean exact_m"],
     ),
     "a reward file that does not exist": (["rewards.functions=[{path: 'no.py:f'}]"], ["no.py:f", "no such file"]),
+    "a reward class that has no grade": (
+        ["rewards.functions=[{path: 'units.py:Wrong'}]"],
+        ["rewards.functions: ", "units.py:Wrong has no method grade(prompt, completion, metadata)"],
+    ),
+    "a reward function of two arguments": (
+        ["rewards.functions=[{path: 'units.py:two'}]"],
+        ["rewards.functions: ", "units.py:two cannot be called as (prompt, completion, metadata)"],
+    ),
+    "a misspelt option of a reward": (
+        ["rewards.functions=[{path: 'units.py:Units', options: {wnted: mm}}]"],
+        ["rewards.functions: ", "units.py:Units", "'wnted'", "its options are wanted"],
+    ),
     "no reward at all": (["rewards.functions=[]"], ["rewards.functions: is empty"]),
     "no data set": (["dataset=null"], ["dataset: is missing", "dataset.path"]),
     "no model": (["model=null"], ["model: is missing"]),
@@ -65,6 +77,22 @@ CASES = {
 }
 
 
+UNITS = """
+class Wrong:
+    pass
+
+def two(prompt, completion):
+    return 0.0
+
+class Units:
+    def __init__(self, wanted="cm"):
+        self.wanted = wanted
+
+    def grade(self, prompt, completion, metadata):
+        return 0.0
+"""
+
+
 @pytest.fixture
 def project(folder: Path) -> Path:
     """A folder with a good configuration, and with what the wrong ones name."""
@@ -74,6 +102,7 @@ def project(folder: Path) -> Path:
     rows = [{**row, "question": row["question"].rjust(5, "0")} for row in rows]
     (folder / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "plain.jsonl").write_text("\n".join(json.dumps({"question": row["question"]}) for row in rows))
+    (folder / "units.py").write_text(UNITS)
     for name, architecture in (("no_tokenizer", "LlamaForCausalLM"), ("other_model", "GPT2LMHeadModel")):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps({"architectures": [architecture]}))
@@ -93,10 +122,13 @@ def test_bad_input_is_refused_with_its_name_and_a_remedy(forge: Forge, project: 
     assert not (project / "store" / "runs").exists(), "nothing is stored for a run that cannot start"
 
 
-def test_the_same_mistake_is_refused_by_forge_try(forge: Forge, project: Path):
-    result = forge("try", "run.yaml", "grpo.n_samples=1")
+@pytest.mark.parametrize("case", ["a group of one sample", "a reward class that has no grade"])
+def test_the_same_mistake_is_refused_by_forge_try(forge: Forge, project: Path, case: str):
+    overrides, expected = CASES[case]
+    result = forge("try", "run.yaml", *overrides)
     assert result.status == 2
-    assert "grpo.n_samples: is 1" in result.err
+    for text in expected:
+        assert text in result.err
 
 
 def test_some_prompts_that_are_too_long_are_announced_as_dropped(project: Path):
@@ -128,7 +160,13 @@ def refusal(*argv: str, **environment: str) -> tuple[int, list[str], str, float]
 
 
 @pytest.mark.parametrize(
-    "case", ["an unknown key", "a model folder without a tokenizer", "prompts longer than the limit"]
+    "case",
+    [
+        "an unknown key",
+        "a reward class that has no grade",
+        "a model folder without a tokenizer",
+        "prompts longer than the limit",
+    ],
 )
 def test_a_refusal_comes_before_an_engine_or_prefect_is_even_imported(project: Path, case: str):
     status, heavy, message, seconds = refusal("train", "run.yaml", *CASES[case][0])

@@ -10,7 +10,7 @@ import pytest
 from forge_core.rewards import BUILTINS, RewardError, resolve, source_digest
 from forge_core.rewards.exact_match import ExactMatch
 from forge_core.rewards.grading import Spec
-from forge_core.rewards.resolve import build
+from forge_core.rewards.resolve import build, check_own
 
 SOURCE = """
 def length(prompt, completion, metadata, scale=1.0):
@@ -108,3 +108,93 @@ def test_the_source_digest_follows_the_file_and_nothing_else(folder: Path):
 def test_a_module_without_python_source_has_no_digest():
     with pytest.raises(RewardError, match="the module math has no Python source file"):
         source_digest("math:sin")
+
+
+OWN = """
+def never(*_, **__):
+    raise SystemExit("code of the user was called")
+
+def length(prompt, completion, metadata, scale=1.0): never()
+def two(prompt, completion): never()
+
+class Fixed:
+    def __init__(self, value=0.5): never()
+    def grade(self, prompt, completion, metadata): never()
+
+class Needs(Fixed):
+    def __init__(self, wanted): never()
+
+class NoGrade:
+    pass
+
+class Number:
+    grade = 3
+
+class Short:
+    def grade(self, prompt, completion): never()
+
+class Static:
+    @staticmethod
+    def grade(prompt, completion, metadata): never()
+
+class ShortStatic:
+    @staticmethod
+    def grade(completion, metadata): never()
+
+class OfClass:
+    @classmethod
+    def grade(cls, prompt, completion, metadata): never()
+
+class Sets:
+    def __init__(self):
+        self.grade = length
+
+class LooksUp:
+    def __getattr__(self, name): never()
+
+class Described:
+    @property
+    def grade(self): never()
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_rewards.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("NoGrade", {}, r"own_rewards\.py:NoGrade has no method grade\(prompt, completion, metadata\)"),
+        ("Number", {}, "Number has no method grade"),
+        ("Short", {}, r"Short cannot be called as \(prompt, completion, metadata\)"),
+        ("ShortStatic", {}, "ShortStatic cannot be called as"),
+        ("two", {}, "two cannot be called as"),
+        ("length", {"factor": 2}, "length cannot be called as .*'factor'"),
+        ("Fixed", {"vlue": 2}, "Fixed cannot be made with the options vlue: .*'vlue'; its options are value"),
+        ("Needs", {"wnted": "mm"}, "Needs cannot be made with the options wnted: .*; its options are wanted"),
+        ("Needs", {}, "'wanted'"),
+    ],
+)
+def test_signatures_that_do_not_fit_are_refused_and_nothing_is_called(
+    own: None, name: str, options: dict, message: str
+):
+    with pytest.raises(RewardError, match=f"rewards.functions: .*{message}"):
+        check_own(spec(f"own_rewards.py:{name}", **options))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("length", {}),
+        ("length", {"scale": 2.0}),
+        ("Fixed", {"value": 1}),
+        ("Needs", {"wanted": "mm"}),
+        *((name, {}) for name in ("never", "Fixed", "Static", "OfClass", "Sets", "LooksUp", "Described")),
+    ],
+)
+def test_signatures_that_fit_are_not_refused_and_nothing_is_called(own: None, name: str, options: dict):
+    check_own(spec(f"own_rewards.py:{name}", **options))
