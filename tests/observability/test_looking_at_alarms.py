@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flows.alarming import Alarming
-from forge_core.config import load_config
+from forge_core.config import ConfigError, load_config
 from forge_core.config.alarm_sections import SftAlarmSection
 from forge_core.config.sft_loader import load_sft_config
 from forge_core.observability.alarms import STORED, alarms_of
@@ -22,6 +22,7 @@ from forge_core.report.facts import collect
 from forge_core.report.watching import Watched
 from forge_core.runs.context import RunContext
 from forge_core.runs.record import create_run, load_run, resume_check, resume_run
+from forge_core.runs.redo_setup import check_changes
 from forge_core.store import Ledger, Store, layout, open_store
 from forge_core.store.memory import MemoryBackend
 from tests.observability.test_alarms import START, falling_and_rising, steps, stored
@@ -85,6 +86,14 @@ def test_where_a_run_is_shown_is_chosen_again_by_each_resume():
     resumed = resume_run(store, record, load_config(record.config, ["metric_logging.jsonl.folder=elsewhere"]))
     assert resumed.config.metric_logging.jsonl is not None
     assert (resumed.changes, load_run(store, RUN).config) == (0, record.config)
+
+
+def test_a_run_that_trains_from_stored_episodes_may_have_thresholds_of_its_own():
+    config = load_run(stored(steps(1)), RUN).config
+    other = load_config(config, ["alarms.kl=0.5"])
+    check_changes(config, other, "retrain-from")
+    with pytest.raises(ConfigError, match=r"alarms\.kl"):
+        check_changes(config, other, "rescore")
 
 
 # Steps --------------------------------------------------------------------------------------------------------------
