@@ -114,3 +114,19 @@ def check_change(store: Store, run_id: str, before: RunConfig, config: RunConfig
             f"max_staleness, eval.interval: with this change version {gone[0]} is to be evaluated, whose weights are "
             f"deleted (weights.keep): max_staleness={head - gone[0] - 1}, or another eval.interval, leaves it out"
         )
+    if (before.max_staleness, before.rollout.version) != (config.max_staleness, config.rollout.version):
+        _check_samplers(store, ledger, head, config)
+
+
+def _check_samplers(store: Store, ledger: Ledger, head: int, config: RunConfig) -> None:
+    """Raise ConfigError when batches are to be sampled by versions (``rollout.version: oldest``) that are gone."""
+    if config.rollout.version != "oldest" or head < 0:
+        return
+    samplers = range(max(0, head - config.max_staleness), head)
+    gone = [v for v in samplers if not store.published(ledger.weights_prefix(v))]
+    if gone:
+        raise ConfigError(
+            f"max_staleness: is {config.max_staleness}, so that batch {head} would be sampled by version {samplers[0]} "
+            f"(rollout.version=oldest), but the weights of version {gone[-1]} are deleted (weights.keep): "
+            f"max_staleness={head - gone[-1] - 1} is the largest that works now, and rollout.version=newest needs none"
+        )

@@ -81,6 +81,14 @@ def test_a_change_that_asks_for_the_evaluation_of_deleted_weights_is_refused() -
     resumed(ctx, "steps=8", "eval.interval=3", NEWEST, "max_staleness=1")
 
 
+def test_a_window_that_needs_deleted_weights_to_sample_with_is_refused_and_the_named_one_works() -> None:
+    given = ("steps=8", "eval.prompts=0", "rollout.version=oldest")
+    ctx = without_old_weights(advance(new_run(memory(), "max_staleness=0", *given), 5), 3)
+    with pytest.raises(ConfigError, match=r"batch 5 would be sampled by version 1 .*max_staleness=1 is the largest"):
+        resumed(ctx, "max_staleness=4", *given)
+    assert len(advance(resumed(ctx, "max_staleness=1", *given), 8).ledger.entries()) == 8
+
+
 class Listening(MemoryBackend):
     """Notes what is looked up, and what is read."""
 
