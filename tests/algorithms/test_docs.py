@@ -108,6 +108,29 @@ def test_a_function_is_a_loss_too_and_gets_its_options(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("logits.sum()", r"returned a tensor of shape \(\)"),
+        ("logits, {}", r"returned \(a tensor of shape \(1, 1, 2\), a dict\)"),
+        ("logits.sum(), 0.5", r"returned \(a tensor of shape \(\), a float\)"),
+        ("0.5, {}", r"returned \(a float, a dict\)"),
+        ("None", "returned None"),
+    ],
+)
+def test_a_loss_that_returns_no_pair_is_named_with_what_it_must_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain.py").write_text(
+        "def loss(logits, target_ids, advantages, generator_logprobs, loss_mask, ref_logprobs):\n"
+        f"    return {returned}\n"
+    )
+    config = load_config({"loss": {"name": "custom", "path": "plain.py:loss"}})
+    with pytest.raises(ConfigError, match=rf"loss\.path: .*plain\.py:loss {said}; it must return \(loss, metrics\)"):
+        build_loss(config)(torch.ones(1, 1, 2), *[torch.zeros(1, 1)] * 5)
+
+
+@pytest.mark.parametrize(
     ("path", "options", "message"),
     [
         ("nowhere.py:Loss", {}, "loss.path: nowhere.py:Loss: no such file"),

@@ -9,6 +9,7 @@ with ``options`` as keyword arguments). A class that derives from ``PolicyLoss``
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -24,13 +25,36 @@ ARGUMENTS = ("logits", "target_ids", "advantages", "generator_logprobs", "loss_m
 
 
 class CustomLoss(Loss):
-    """A user's function or object as a loss."""
+    """A user's function or object as a loss. ``path``: how the configuration names it, for errors."""
 
-    def __init__(self, function: Any) -> None:
-        self._function = function
+    def __init__(self, function: Any, path: str) -> None:
+        self._function, self._path = function, path
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        return self._function(*tensors)
+        """Raises ConfigError, naming ``loss.path``, for a result that is no pair of a scalar tensor and metrics."""
+        result = self._function(*tensors)
+        if _is_loss_and_metrics(result):
+            return result
+        raise ConfigError(
+            [
+                f"loss.path: {self._path} returned {_described(result)}; it must return (loss, metrics): a tensor of "
+                "one number, and a mapping of names to numbers or scalar tensors, which may be empty: return loss, {}"
+            ]
+        )
+
+
+def _is_loss_and_metrics(result: Any) -> bool:
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        return False
+    return isinstance(result[0], Tensor) and result[0].numel() == 1 and isinstance(result[1], Mapping)
+
+
+def _described(result: Any) -> str:
+    if isinstance(result, Tensor):
+        return f"a tensor of shape {tuple(result.shape)}"
+    if isinstance(result, (tuple, list)):
+        return f"({', '.join(map(_described, result))})"
+    return f"a {type(result).__name__}" if result is not None else "None"
 
 
 def load_custom_loss(path: str, options: dict[str, Any]) -> PolicyLoss | CustomLoss:
@@ -50,7 +74,7 @@ def load_custom_loss(path: str, options: dict[str, Any]) -> PolicyLoss | CustomL
     if isinstance(made, PolicyLoss):
         return made
     _check_call(made, path)
-    return CustomLoss(made)
+    return CustomLoss(made, path)
 
 
 def _check_call(made: Any, path: str) -> None:
