@@ -25,7 +25,8 @@ SAMPLES = 2  # of each prompt: several prompts, and a group to compare
 
 
 def try_prompts(args: argparse.Namespace) -> int:
-    """Print prompt, completion, reward by component and token counts of ``-n`` completions."""
+    """Print prompt, completion, reward by component and token counts of ``-n`` completions; fails when none could be
+    graded."""
     config = loaded_config(args)
     for warning in check_run(config):
         print(f"warning: {warning}", file=sys.stderr)
@@ -35,7 +36,7 @@ def try_prompts(args: argparse.Namespace) -> int:
     for episode, graded in results:
         _show(console, episode, graded)
     _summarise(console, results)
-    return 0
+    return 1 if _refused(config, [graded for _, graded in results]) else 0
 
 
 def sample_and_grade(config: RunConfig, n: int) -> list[tuple[Episode, Graded]]:
@@ -97,3 +98,17 @@ def _summarise(console: Console, results: list[tuple[Episode, Graded]]) -> None:
     )
     if len(set(rewards)) == 1:
         console.print("every reward is the same: a group without differences teaches nothing")
+
+
+def _refused(config: RunConfig, graded: list[Graded]) -> bool:
+    """Say so when too many grades failed for a run; whether all of them did."""
+    failed = [g for g in graded if g.reward is None]
+    if not failed:
+        return False
+    limit, everything = config.rewards.max_error_share, len(failed) == len(graded)
+    too_many = len(failed) / len(graded) > limit
+    if too_many or everything:
+        which = "every grade" if everything else f"{len(failed)} of {len(graded)} grades"
+        end = f"refuse such a batch (rewards.max_error_share={limit:g})" if too_many else "have nothing to learn from"
+        print(f"{which} failed: training would {end}; the first error: {failed[0].error}", file=sys.stderr)
+    return everything

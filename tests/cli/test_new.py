@@ -73,6 +73,19 @@ def test_forge_try_shows_prompts_completions_rewards_and_token_counts(folder: Pa
 
 
 @pytest.mark.engine
+def test_forge_try_fails_with_the_first_error_when_no_completion_could_be_graded(folder: Path):
+    assert run_forge(folder, "new", "demo").status == 0
+    (folder / "broken.py").write_text("def grade(prompt, completion, metadata):\n    return metadata['wnated']\n")
+    broken = "rewards.functions=[{path: 'broken.py:grade'}]"
+    result = run_forge(folder, "try", "demo/config.yaml", "-n", "2", "warm_start.steps=1", broken)
+    assert result.status == 1
+    assert "over 0 graded of 2" in result.out
+    refusal = "every grade failed: training would refuse such a batch (rewards.max_error_share="
+    assert refusal in result.err
+    assert result.err.rstrip().endswith("the first error: grade: KeyError: 'wnated' (broken.py:2)"), result.err
+
+
+@pytest.mark.engine
 @pytest.mark.server
 def test_forge_train_runs_it_from_outside_and_the_run_is_there(folder: Path, prefect_server: ServerHandle):
     assert run_forge(folder, "new", "demo").status == 0
