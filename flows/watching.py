@@ -89,7 +89,7 @@ def _progress(state: State) -> str:
     if state.version < 0:
         return "no version yet"
     whole = f"step {state.version} of {state.steps}"
-    stopped = f", {state.stops} stop requests" if state.stops else ""
+    stopped = f", {state.stops} stop request{'s' if state.stops > 1 else ''}" if state.stops else ""
     return f"{whole}, finished" if state.finished else f"{whole}{stopped}"
 
 

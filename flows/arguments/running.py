@@ -35,13 +35,14 @@ def add_to(commands: Commands) -> None:
     )
     attempt.add_argument("-n", type=positive, default=8, metavar="N", help="completions (default 8)")
     export = add("export", "write a version of a run as a Hugging Face model folder", run_id=True)
+    export.epilog = "RUN_ID may be model://NAME: the production model of that name in the registry."
     export.add_argument("directory", metavar="DIR", help="folder to create, for transformers and most other tools")
     which = export.add_mutually_exclusive_group()
     which.add_argument("--version", type=int, metavar="N", help="policy version (default: the newest)")
     which.add_argument("--best", action="store_true", help="the version with the best evaluation reward or loss")
     export.add_argument("--adapter", action="store_true", help="only the LoRA adapter, for peft")
     chat = add("chat", "talk to a version of a run, or to a model in a folder")
-    chat.add_argument("model", metavar="RUN_ID|DIR", help="name of the run, or a Hugging Face model folder")
+    chat.add_argument("model", metavar="MODEL", help="name of a run, model://NAME, or a Hugging Face model folder")
     chat.add_argument("--version", type=int, metavar="N", help="policy version of the run (default: the newest)")
     chat.add_argument(
         "--temperature", type=float, default=0.7, metavar="T", help="0: the likeliest words (default 0.7)"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.commands.common import committed_version, existing_store
+from flows.commands.common import REGISTERED, committed_version, existing_store, registered_version
 from forge_core.config import ConfigError
 from forge_core.models.errors import ModelError
 from forge_core.models.resolve import check_model_folder
@@ -54,6 +54,12 @@ def chosen_model(args: argparse.Namespace) -> tuple[str, Path]:
                 f"--version {args.version}: {args.model} is a folder, which holds one model: leave it out"
             )
         return str(folder), check_model_folder(folder)
+    if args.model.startswith(REGISTERED):
+        if args.version is not None:
+            raise ConfigError(f"--version {args.version}: {args.model} is one version of a run: leave it out")
+        store = existing_store(args, probe=False)
+        found = registered_version(store, args.model)
+        return f"version {found.version} of {found.run_id}", stored_model(store, found)
     if "/" in args.model:
         raise ConfigError(f"{args.model}: there is no such folder; a run is named by its id (forge runs lists them)")
     store = existing_store(args, probe=False)

@@ -15,9 +15,11 @@ from forge_core.config import ConfigError, RunConfig, load_config, store_uri
 from forge_core.config.any_config import AnyConfig
 from forge_core.config.sft_config import SftConfig
 from forge_core.config.sft_loader import load_sft_config
+from forge_core.models.stored import RunVersion
 from forge_core.runs.record import RunRecord, load_run
 from forge_core.store import Ledger, Store, StoreError, open_store
 
+REGISTERED = "model://"  # before the name of a model in the registry
 UNLIMITED = 10_000  # columns: more than any table has
 
 
@@ -80,6 +82,16 @@ def stored_run(args: argparse.Namespace) -> tuple[Store, RunRecord, Ledger]:
     store = existing_store(args)
     record = load_run(store, args.run_id)
     return store, record, Ledger(store, args.run_id)
+
+
+def registered_version(store: Store, name: str) -> RunVersion:
+    """The version that ``model://NAME`` means now: the production model, or the candidate of ``model://NAME/candidate``.
+    Raises ModelError, StoreError."""
+    from forge_core.evaluation.policies import find_policy
+
+    version = find_policy(store, name).version
+    assert version is not None  # what the registry names is a version of a run
+    return version
 
 
 def committed_version(ledger: Ledger, run_id: str, wanted: int | None) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 from rich.table import Table
 
 from flows.commands.common import show
-from forge_core.config import RunConfig
+from forge_core.config import ConfigError, RunConfig
+from forge_core.config.any_config import AnyConfig
 from forge_core.config.sft_config import SftConfig
-from forge_core.devices import gpu_memory, gpus_wanted, place, place_trainer
+from forge_core.devices import Placement, gpu_memory, gpus_wanted, place, place_trainer
 from forge_core.observability.memory import machine_memory
 from forge_core.runs.estimate import step_estimate
 from forge_core.runs.memory_estimate import GIB, PARTS, PROCESS, USABLE, DeviceFit, RoleMemory, fits, roles_memory
@@ -22,13 +25,12 @@ def show_estimate(config: RunConfig, gib: float | None) -> bool:
     shape = model_shape(config)
     wanted = sum(gpus_wanted(config).values())
     sizes = gpu_memory() if gib is None else {str(index): round(gib * GIB) for index in range(wanted)}
-    roles = roles_memory(config, shape, place(config, tuple(sizes)), sizes)
+    roles = roles_memory(config, shape, _placed(place, config, sizes), sizes)
     print(f"{shape.parameters / 1e6:.1f} M parameters; memory in GiB")
     show(_roles_table(roles))
     found = fits(config, roles, sizes, machine_memory()[0])
     found = found if gib is None else found[:-1]  # the imagined machine's own memory is not known
-    for fit in found:
-        print(_fit_line(fit))
+    _show_fits(found)
     step = step_estimate(config, shape.parameters)
     print(
         f"each training step: about {step.tokens:,} tokens in {config.episodes_per_batch:,} episodes; stored are "
@@ -42,19 +44,34 @@ def show_sft_estimate(config: SftConfig, gib: float | None) -> bool:
     """The same for a supervised run, whose only role is the trainer."""
     shape, ranks = model_shape(config), world_size(config)
     sizes = gpu_memory() if gib is None else {str(index): round(gib * GIB) for index in range(ranks)}
-    role = sft_memory(config, shape, place_trainer(config, tuple(sizes)), sizes)
+    role = sft_memory(config, shape, _placed(place_trainer, config, sizes), sizes)
     print(f"{shape.parameters / 1e6:.1f} M parameters, {trained_parameters(config, shape) / 1e6:.1f} M of them trained")
     show(_roles_table([role]))
     own = DeviceFit("memory", PROCESS + role.total * role.processes, machine_memory()[0], role.settings)
     found = [DeviceFit(gpu, role.total, sizes[gpu], role.settings) for gpu in role.gpus] or [own]
-    for fit in found:
-        print(_fit_line(fit))
+    _show_fits(found)
     print(
         f"each optimizer step: {config.rows_per_optimizer_step * config.training.seq_len:,} tokens in "
         f"{config.rows_per_optimizer_step} rows on {ranks} ranks; each training step of {config.training.sync_interval}"
         f" of them publishes {_gib(stored_weights(config, shape))} GiB of weights"
     )
     return all(fit.fits for fit in found)
+
+
+def _placed(how: Callable[..., Placement], config: AnyConfig, sizes: Mapping[str, int]) -> Placement:
+    """Where the roles work. Raises ConfigError, with the way to ask about other GPUs, when there are too few."""
+    try:
+        return how(config, tuple(sizes))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or estimate for GPUs that this machine lacks: --gpu-memory GIB") from error
+
+
+def _show_fits(found: Sequence[DeviceFit]) -> None:
+    """One line for each device, and the settings that change it where it does not fit, once for all that share them."""
+    told: set[tuple[str, ...]] = set()
+    for fit in found:
+        print(_fit_line(fit, told=fit.settings in told))
+        told |= set() if fit.fits else {fit.settings}
 
 
 def _roles_table(roles: list[RoleMemory]) -> Table:
@@ -66,12 +83,14 @@ def _roles_table(roles: list[RoleMemory]) -> Table:
     return table
 
 
-def _fit_line(fit: DeviceFit) -> str:
+def _fit_line(fit: DeviceFit, *, told: bool) -> str:
     name = "memory of this machine" if fit.device == "memory" else f"GPU {fit.device}"
     line = f"{name}: {_gib(fit.needed)} of {_gib(fit.present)} GiB"
     if fit.fits:
         return f"{line}: fits"
     limit = f" ({USABLE:.0%} can be used)" if fit.device != "memory" else ""
+    if told:
+        return f"{line}{limit}: does not fit; the same settings change it"
     return f"{line}{limit}: does not fit; settings that change it:" + "".join(f"\n  {s}" for s in fit.settings)
 
 

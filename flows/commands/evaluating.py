@@ -13,8 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.commands.common import log_to_stderr, opened_store, show
-from forge_core.config import ConfigError
+from forge_core.config import ConfigError, RunConfig
 from forge_core.config.retrain_config import load_retrain_config, supervised_run
+from forge_core.config.sft_config import SftConfig
+from forge_core.data.prompts import check_dataset
+from forge_core.data.sft_sources import check_sft_data
+from forge_core.data.sources import is_pattern
 
 FAILED, STOPPED = 1, 130
 
@@ -66,7 +70,7 @@ def retrain(args: argparse.Namespace) -> int:
     """Retrain now, as a schedule would."""
     overrides = [*args.overrides, *([f"store={args.store}"] if args.store else [])]
     settings, run = load_retrain_config(args.config, overrides)
-    supervised_run(settings)  # before a server is started
+    check_places(run, supervised_run(settings))  # before a server is started
     if settings.distributed:
         raise ConfigError("distributed: is true: start it where workers are: prefect deployment run retrain/nightly")
     store = opened_store(args, run, quiet=True)
@@ -77,6 +81,14 @@ def retrain(args: argparse.Namespace) -> int:
         return flow(args.config, [*overrides, f"store={store.uri}"], args.retrain_id, args.force, return_state=True)
 
     return _run(start, store.uri)
+
+
+def check_places(run: RunConfig, sft: SftConfig | None) -> None:
+    """Raise DataError where prompts or conversations cannot be read. A pattern may match no file yet."""
+    if run.dataset is not None and not is_pattern(run.dataset.path):
+        check_dataset(run.dataset, seed=run.run.seed)
+    if sft is not None and sft.dataset is not None and not is_pattern(sft.dataset.path or ""):
+        check_sft_data(sft.dataset, key="sft.data")
 
 
 def _run(start: Any, store: str) -> int:

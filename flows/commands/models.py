@@ -6,10 +6,10 @@ import argparse
 import shutil
 from pathlib import Path
 
-from flows.commands.common import committed_version, stored_run
+from flows.commands.common import REGISTERED, committed_version, existing_store, registered_version, stored_run
 from forge_core.config import ConfigError
 from forge_core.models.probe import PROBE
-from forge_core.runs.record import RunRecord
+from forge_core.runs.record import RunRecord, load_run
 from forge_core.runs.versions import best_version
 from forge_core.store import Ledger, Store
 from forge_core.weights.host_cache import lease_published
@@ -17,10 +17,8 @@ from forge_core.weights.host_cache import lease_published
 
 def export(args: argparse.Namespace) -> int:
     """Write the weights, configuration and tokenizer of one version to DIR, or its adapter."""
-    store, record, ledger = stored_run(args)
-    version = (
-        evaluated_best(store, record.run_id) if args.best else committed_version(ledger, record.run_id, args.version)
-    )
+    store, record, version = _chosen(args)
+    ledger = Ledger(store, record.run_id)
     target = new_folder(args.directory)
     prefix = _adapter(ledger, record, version) if args.adapter else ledger.weights_prefix(version)
     if not store.published(prefix):
@@ -33,6 +31,20 @@ def export(args: argparse.Namespace) -> int:
     partial.rename(target)
     print(f"version {version} of {record.run_id} written to {target}")
     return 0
+
+
+def _chosen(args: argparse.Namespace) -> tuple[Store, RunRecord, int]:
+    """The run and the version that are asked for."""
+    if args.run_id.startswith(REGISTERED):
+        if args.best or args.version is not None:
+            raise ConfigError(f"{args.run_id} is one version of a run: leave --best and --version out")
+        store = existing_store(args)
+        wanted = registered_version(store, args.run_id)
+        return store, load_run(store, wanted.run_id), wanted.version
+    store, record, ledger = stored_run(args)
+    if args.best:
+        return store, record, evaluated_best(store, record.run_id)
+    return store, record, committed_version(ledger, record.run_id, args.version)
 
 
 def _adapter(ledger: Ledger, record: RunRecord, version: int) -> str:

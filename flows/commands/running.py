@@ -15,12 +15,13 @@ from rich.console import Console
 
 from flows.arguments.running import ROLES
 from flows.commands.common import existing_store, loaded_config, opened_store
-from forge_core.config import RunConfig, load_config
+from forge_core.config import ConfigError, RunConfig, load_config
 from forge_core.runs.checks import check_run, with_stored_model
+from forge_core.runs.code import own_code
 from forge_core.runs.estimate import estimate_line
 from forge_core.runs.formats import SFT
 from forge_core.runs.record import check_new_run, create_run, load_run, resume_check, with_new_id
-from forge_core.store import Ledger, Store
+from forge_core.store import Ledger, Store, StoreError
 
 FAILED, STOPPED = 1, 130
 
@@ -136,7 +137,7 @@ def run_flow(start: Any, store: Store, run_id: str, about: Callable[[], str] = s
     try:
         lines = [f"Prefect UI: {server.ui_url}", f"store: {store.uri}", f"run: {run_id}", *filter(None, shown)]
         print(*lines, sep="\n", file=sys.stderr, flush=True)
-        return _status(start(), run_id)
+        return final_status(start(), store, run_id)
     except httpx.HTTPError as outage:
         return _without_server(store, run_id, outage)
     finally:
@@ -151,7 +152,7 @@ def _without_server(store: Store, run_id: str, outage: httpx.HTTPError) -> int:
     return 0 if finished else FAILED
 
 
-def _status(state: Any, run_id: str) -> int:
+def final_status(state: Any, store: Store, run_id: str) -> int:
     if state.is_completed():
         return 0
     if state.is_cancelled() or state.is_cancelling() or state.name == "Preempted":
@@ -160,5 +161,21 @@ def _status(state: Any, run_id: str) -> int:
     error = state.result(raise_on_failure=False)  # its traceback is in the log above
     said = state.message if error is None else f"{type(error).__name__}: {error}"  # a role may end with a mere message
     print(said, *getattr(error, "__notes__", []), sep="\n  ", file=sys.stderr)
-    print(f"run {run_id} failed; after mending the cause: forge resume {run_id}", file=sys.stderr)
+    print(
+        f"run {run_id} failed; after mending the cause: forge resume {run_id}{_code_hint(store, run_id)}",
+        file=sys.stderr,
+    )
     return FAILED
+
+
+def _code_hint(store: Store, run_id: str) -> str:
+    """What else a resumption needs where the cause may lie in code of one's own, which the run knows by its digest."""
+    try:
+        record = load_run(store, run_id)
+    except (ConfigError, StoreError):  # it failed before it was stored, or because the store does
+        return ""
+    return (
+        " (with --allow-code-change where you mended code that it names)"
+        if own_code(record.config, record.flow)
+        else ""
+    )

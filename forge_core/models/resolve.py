@@ -10,11 +10,13 @@ Invariants:
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from forge_core.models.errors import ModelError
 
+Check = Callable[[Path], Path]  # returns its folder or raises ModelError
 SUPPORTED_ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -25,26 +27,30 @@ HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
 
 def resolve_model(model: str) -> Path:
     """The local folder of ``model``: a path, ``org/name`` or ``hf://org/name``. Raises ModelError."""
+    return _resolved(model, HUB_FILES, check_model_folder)
+
+
+def resolve_sizes(model: str) -> Path:
+    """A local folder with the ``config.json`` of ``model``; no more is fetched from the hub. Raises ModelError."""
+    return _resolved(model, ["config.json"], check_architecture)
+
+
+def _resolved(model: str, files: list[str], check: Check) -> Path:
     if model.startswith("hf://"):
-        return _from_hub(model.removeprefix("hf://"))
+        return _from_hub(model.removeprefix("hf://"), files, check)
     folder = Path(model).expanduser()
     if folder.is_file():
         raise ModelError(f"model {model!r} is a file: give a folder (a .gguf file is converted with gguf_to_hf first)")
     if folder.exists():
-        return check_model_folder(folder)
+        return check(folder)
     if model.count("/") != 1 or model.startswith((".", "/", "~")) or model.endswith("/"):
         raise ModelError(f"model {model!r}: no such folder, and not a hub id (org/name or hf://org/name)")
-    return _from_hub(model)
+    return _from_hub(model, files, check)
 
 
 def check_model_folder(folder: Path) -> Path:
     """``folder``, when it holds a model that Forge can load; else ModelError saying what is missing."""
-    architecture = model_architecture(folder)
-    if architecture not in SUPPORTED_ARCHITECTURES:
-        raise ModelError(
-            f"{folder / 'config.json'}: architecture {architecture} is not supported; "
-            f"supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
-        )
+    check_architecture(folder)
     for file in weight_files(folder):
         if not file.exists():
             raise ModelError(f"model folder {folder} lacks {file.name}: download or export the model again")
@@ -52,6 +58,17 @@ def check_model_folder(folder: Path) -> Path:
         raise ModelError(
             f"model folder {folder} has no tokenizer (tokenizer.json): save it there with "
             "AutoTokenizer.from_pretrained(<base model>).save_pretrained(<folder>)"
+        )
+    return folder
+
+
+def check_architecture(folder: Path) -> Path:
+    """``folder``, when its ``config.json`` names an architecture that Forge supports; else ModelError."""
+    architecture = model_architecture(folder)
+    if architecture not in SUPPORTED_ARCHITECTURES:
+        raise ModelError(
+            f"{folder / 'config.json'}: architecture {architecture} is not supported; "
+            f"supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
         )
     return folder
 
@@ -92,31 +109,31 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _from_hub(repository: str) -> Path:
+def _from_hub(repository: str, files: list[str], check: Check) -> Path:
     if not repository:
         raise ModelError("Empty repository name: write hf://org/name")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        cached = snapshot_download(repository, allow_patterns=HUB_FILES, local_files_only=True)
-        return check_model_folder(Path(cached))
+        cached = snapshot_download(repository, allow_patterns=files, local_files_only=True)
+        return check(Path(cached))
     except HFValidationError as error:
         raise ModelError(f"{repository!r} is not a hub id: write org/name or hf://org/name") from error
     except (LocalEntryNotFoundError, ModelError):
         pass  # not in the cache, or only a part of it: the download below completes it or says why not
-    return check_model_folder(_download(repository))
+    return check(_download(repository, files, check))
 
 
-def _download(repository: str) -> Path:
+def _download(repository: str, files: list[str], check: Check) -> Path:
     import httpx
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     if constants.HF_HUB_OFFLINE:
-        raise ModelError(_missing_offline(repository))
+        raise ModelError(_missing_offline(repository, check))
     try:
-        return Path(snapshot_download(repository, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(repository, allow_patterns=files))
     except GatedRepoError as error:
         raise ModelError(
             f"model {repository!r} is gated on the hub: accept its terms at {constants.ENDPOINT}/{repository} and set "
@@ -130,7 +147,7 @@ def _download(repository: str) -> Path:
         ) from error
 
 
-def _missing_offline(repository: str) -> str:
+def _missing_offline(repository: str, check: Check) -> str:
     """What the hub's cache lacks of a model that may not be fetched now."""
     from huggingface_hub import constants
 
@@ -138,7 +155,7 @@ def _missing_offline(repository: str) -> str:
     missing = f"there is no {folder}"
     for snapshot in sorted(folder.glob("snapshots/*")):
         try:
-            check_model_folder(snapshot)
+            check(snapshot)
         except ModelError as error:
             missing = str(error)
     return (

@@ -14,7 +14,7 @@ from pathlib import Path
 from forge_core.config.any_config import AnyConfig
 from forge_core.config.loader import store_uri
 from forge_core.models.errors import ModelError
-from forge_core.models.resolve import check_model_folder, resolve_model
+from forge_core.models.resolve import check_model_folder, resolve_model, resolve_sizes
 from forge_core.store import Ledger, Store, open_store
 from forge_core.weights.host_cache import keep_published
 
@@ -45,6 +45,13 @@ def configured_model(config: AnyConfig) -> Path:
     assert isinstance(config.model, str)
     stored = parse_run_version(config.model)
     return stored_model(open_store(store_uri(None, config)), stored) if stored else resolve_model(config.model)
+
+
+def configured_sizes(config: AnyConfig) -> Path:
+    """A local folder with the ``config.json`` of that model: no weights are fetched from the hub for it. Raises
+    ModelError, StoreError."""
+    assert isinstance(config.model, str)
+    return configured_model(config) if parse_run_version(config.model) else resolve_sizes(config.model)
 
 
 def stored_model(store: Store, wanted: RunVersion) -> Path:

@@ -5,6 +5,7 @@ Invariants:
   inputs mean the same retraining, so whoever starts it again after a crash goes on with it; other inputs mean another.
 - ``retrainings/<id>.json`` is written before anything is trained, and says what the retraining was begun with.
 - A retraining trains and evaluates on the files that were there when it began, whatever arrives meanwhile.
+- Where a pattern of file names matches no file, nothing has arrived: that is no error, night after night.
 - Rows are new when their digest (with that of the conversations, where there are any) is not that of the retraining
   that was decided last.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from forge_core.config import ConfigError, RunConfig
@@ -68,6 +70,8 @@ def begin(
     ConfigError, DataError, StoreError before anything is trained."""
     registry = Registry(store, config.name)
     run, sft = with_present_files(run), sft and with_present_conversations(sft)
+    if retrain_id is None and (empty := _pattern_without_files(run, sft)):
+        return NothingToDo(f"nothing new: no file matches {empty!r} (looked from {Path.cwd()})")
     data = describe_data(run) if sft is None else with_conversations(describe_data(run), sft)
     run = _from_production(store, registry, run)
     if sft is not None:
@@ -113,6 +117,15 @@ def with_present_conversations(sft: SftConfig) -> SftConfig:
         return sft
     options = {**section.options, "files": matching(section.path)}
     return sft.model_copy(update={"dataset": section.model_copy(update={"options": options})})
+
+
+def _pattern_without_files(run: RunConfig, sft: SftConfig | None) -> str | None:
+    """The pattern of prompts or of conversations that matched no file, if one did not."""
+    sections = (run.dataset, sft.dataset if sft else None)
+    return next(
+        (str(s.path) for s in sections if s is not None and "://" not in str(s.path) and s.options.get("files") == []),
+        None,
+    )
 
 
 def with_conversations(data: dict[str, Any], sft: SftConfig) -> dict[str, Any]:
@@ -191,5 +204,5 @@ def _nothing_new(name: str, data: dict[str, Any], last: Entry) -> str:
     before = last["decision"]["retrain_id"]
     return (
         f"nothing new: the {data['rows']} rows of {data['path']} are those of retraining {before} of {name} "
-        f"({last['action']} {shown(last['subject'])}, {last['at']}); force trains on them again"
+        f"({last['action']} {shown(last['subject'])}, {last['at']}); --force trains on them again"
     )

@@ -38,7 +38,7 @@ def estimate_line(config: RunConfig) -> str:
     e = estimate(config, flops_per_second(config))
     return (
         f"expected: {e.parameters / 1e6:.1f} M parameters, {_bytes(e.memory)} of memory, {_bytes(e.stored)} stored, "
-        f"about {_minutes(e.seconds)} for {config.steps} steps"
+        f"about {_minutes(e.seconds)} for {_counted(config.steps, 'step')}"
     )
 
 
@@ -116,4 +116,8 @@ def _bytes(n: float) -> str:
 
 
 def _minutes(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} hours" if seconds > 5400 else f"{max(1, round(seconds / 60))} minutes"
+    return f"{seconds / 3600:.1f} hours" if seconds > 5400 else _counted(max(1, round(seconds / 60)), "minute")
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -43,9 +43,9 @@ def model_shape(config: AnyConfig) -> ModelShape:
     if isinstance(model, ScratchModel):
         sizes = model.model_dump()
         return _shape(sizes, model.num_layers, len(model.vocabulary) + 2, model.architecture == "qwen3")
-    from forge_core.models.stored import configured_model
+    from forge_core.models.stored import configured_sizes
 
-    hf = json.loads((configured_model(config) / "config.json").read_text())
+    hf = json.loads((configured_sizes(config) / "config.json").read_text())
     heads = hf["num_attention_heads"]
     sizes = {
         **hf,

@@ -18,9 +18,9 @@ from forge_core.config.run_config import ScratchModel
 from forge_core.models.scratch import create
 from forge_core.runs.record import create_run
 from forge_core.stop import StopToken
-from forge_core.store import open_store
+from forge_core.store import Ledger, layout, open_store
 from tests.cli.conftest import FORGE, Forge, Result
-from tests.store.entries import RUN, committed
+from tests.store.entries import RUN, committed, init_entry
 
 pytestmark = pytest.mark.engine
 
@@ -168,6 +168,19 @@ def test_any_version_of_a_run_can_be_talked_to(said: Any, plain: Path):
     assert (newest.status, newest.out) == (0, f"{continued(plain, 'abc')}\n")
     assert f"model: version 3 of {RUN}" in newest.err
     assert f"model: version 0 of {RUN}" in said("abc\n", RUN, *GREEDY, "--version", "0").err
+
+
+def test_the_production_model_can_be_talked_to(said: Any, forge: Forge, plain: Path):
+    store, ledger = open_store("forge-store"), Ledger(open_store("forge-store"), RUN)
+    create_run(store, load_config({"run": {"id": RUN}, "rewards": {"functions": [{"path": "exact_match"}]}}))
+    made = store.publish(layout.weights(RUN, 0, "a0"), {f.name: f for f in plain.iterdir()}, request="v0")
+    assert ledger.commit_init(init_entry(weights_digest=made.content))
+    promoted = forge("promote", "letters", RUN, "--force")
+    assert promoted.status == 0, promoted.err
+    result = said("abc\n", "model://letters", *GREEDY)
+    assert (result.status, result.out) == (0, f"{continued(plain, 'abc')}\n"), result.err
+    assert f"model: version 0 of {RUN}" in result.err
+    assert "is one version of a run" in said("abc\n", "model://letters", "--version", "0").err
 
 
 @pytest.mark.usefixtures("run_of")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flows.commands.running import final_status
 from forge_core.config import load_config
 from forge_core.runs.record import create_run
 from forge_core.store import Store, entry_digest, layout, open_store
@@ -189,6 +190,20 @@ def test_resume_refuses_changed_code(forge: Forge, folder: Path, stored: Store):
     assert result.status == 2
     assert f"reward {folder}/mine.py:grade" in result.err
     assert "--allow-code-change" in result.err
+
+
+@pytest.mark.parametrize(("reward", "hinted"), [("mine.py:grade", True), ("exact_match", False)])
+def test_a_failure_says_how_to_go_on_with_code_that_was_mended(
+    folder: Path, stored: Store, capsys: pytest.CaptureFixture[str], reward: str, hinted: bool
+):
+    from prefect.states import Failed
+
+    (folder / "mine.py").write_text("def grade(prompt, completion, metadata):\n    return 0.0\n")
+    create_run(stored, load_config({"run": {"id": "own"}, "rewards": {"functions": [{"path": reward}]}}))
+    assert final_status(Failed(message="a reward broke", data=ValueError("a reward broke")), stored, "own") == 1
+    said = capsys.readouterr().err
+    assert "run own failed; after mending the cause: forge resume own" in said
+    assert ("forge resume own (with --allow-code-change" in said) == hinted
 
 
 def test_export_writes_a_folder_of_ordinary_files(forge: Forge, folder: Path, stored: Store):

@@ -46,6 +46,15 @@ def test_on_imagined_gpus_what_does_not_fit_is_a_failure_that_names_the_settings
     assert rows(enough.out)["trainer, each of 4 ranks"]["where"] == "GPU 1, 2, 3, 4"
 
 
+def test_settings_that_several_devices_share_are_named_once(forge: Forge):
+    sizes = ["model.hidden_size=4096", "model.intermediate_size=12288", "model.num_layers=36", "model.num_heads=32"]
+    ranks = "parallelism.data_parallel_shard_degree=2"
+    result = forge("config", QUICKSTART, "--estimate", "--gpu-memory", "40", "model.head_dim=128", *sizes, ranks)
+    assert result.status == 1
+    assert result.out.count("  training.token_budget (lower)") == 1
+    assert result.out.count("does not fit; the same settings change it") == 1
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -53,6 +62,7 @@ def test_on_imagined_gpus_what_does_not_fit_is_a_failure_that_names_the_settings
         (["--estimate", "--gpu-memory", "0"], "must be above 0"),
         (["--estimate", "~model"], "model: is missing"),
         (["--estimate", "services.trainer.with_gpus=true"], "not enough GPUs"),
+        (["--estimate", "services.trainer.with_gpus=true"], "GPUs that this machine lacks: --gpu-memory GIB"),
     ],
 )
 def test_bad_input_says_what_is_wrong(forge: Forge, argv: list[str], said: str):

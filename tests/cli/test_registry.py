@@ -55,6 +55,17 @@ def test_promote_makes_a_version_the_production_model_and_rollback_goes_back(for
 
 
 @pytest.mark.usefixtures("stored")
+def test_export_takes_the_production_model(forge: Forge, folder: Path):
+    forge("promote", "digits", RUN, "--version", "1", "--force")
+    result = forge("export", "model://digits", "production")
+    assert (result.status, result.out) == (0, f"version 1 of {RUN} written to production\n")
+    assert (folder / "production" / "model.safetensors").read_text() == "weights 1"
+    assert "leave --best and --version out" in forge("export", "model://digits", "x", "--version", "3").err
+    assert "nobody has no production model" in forge("export", "model://nobody", "x").err
+    assert not (folder / "x").exists()
+
+
+@pytest.mark.usefixtures("stored")
 def test_a_model_traces_back_to_run_data_and_parent(forge: Forge):
     forge("promote", "digits", RUN, "--version", "1", "--force")
     forge("promote", "digits", RUN, "--version", "4", "--force")

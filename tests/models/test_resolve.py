@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forge_core.models.errors import ModelError
-from forge_core.models.resolve import check_model_folder, resolve_model
+from forge_core.models.resolve import check_model_folder, resolve_model, resolve_sizes
 
 
 def make_folder(folder: Path, architecture: str = "Qwen3ForCausalLM") -> Path:
@@ -58,6 +58,16 @@ def test_a_local_folder_wins_over_a_hub_id(hub, tmp_path, monkeypatch):
 def test_a_hub_id_comes_from_the_cache_without_network(model, hub):
     folder = make_folder(cached(hub, "org/name"))
     assert resolve_model(model) == folder
+
+
+def test_the_sizes_of_a_hub_model_need_no_weights(hub):
+    folder = make_folder(cached(hub, "org/name"))
+    for file in ("model.safetensors", "tokenizer.json"):
+        (folder / file).unlink()
+    assert resolve_sizes("org/name") == folder
+    (folder / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
+    with pytest.raises(ModelError, match="GPT2LMHeadModel is not supported"):
+        resolve_sizes("hf://org/name")
 
 
 @pytest.mark.parametrize("partial", [True, False])

@@ -86,7 +86,7 @@ def test_a_run_that_goes_on_shows_open_shards_processes_stops_and_its_last_error
         beat.made()
         time.sleep(0.2)
         text = shown(capsys, Watched(store, RUN))
-    assert "step 2 of 3, 1 stop requests" in text
+    assert "step 2 of 3, 1 stop request\n" in text
     assert "batch 2: 2" in text
     assert "batch 2: 1" in text
     assert "batch 3, shard 0" in text

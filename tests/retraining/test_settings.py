@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from flows.cli import main
 from forge_core.config import ConfigError
 from forge_core.config.retrain_config import GateSection, load_retrain_config
 from forge_core.data.errors import DataError
 from forge_core.data.identity import rows_digest
 from forge_core.data.prompts import check_dataset, load_prompts
-from forge_core.retraining.beginning import describe_data, with_present_files
+from forge_core.retraining.beginning import NothingToDo, begin, describe_data, with_present_files
 from forge_core.runs.checks import check_run
+from forge_core.store import open_store
 from tests.cli.test_configs import ROOT
 from tests.retraining.tiny import new_data, write_project
 
@@ -118,6 +120,30 @@ def test_a_pattern_without_a_file_says_so(tmp_path: Path):
     assert run.dataset is not None
     with pytest.raises(DataError, match=r"dataset\.path: no file matches 'incoming/\*\.jsonl'"):
         check_dataset(run.dataset)
+
+
+def test_a_pattern_that_matches_nothing_means_nothing_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    settings, run = load_retrain_config(write_project(tmp_path / "p"))
+    store = open_store(str(tmp_path / "store"))
+    for force in (False, True):
+        found = begin(store, settings, run, None, force)
+        assert isinstance(found, NothingToDo)
+        assert found.why == f"nothing new: no file matches 'incoming/*.jsonl' (looked from {tmp_path})"
+    with pytest.raises(DataError, match="no file matches"):
+        begin(store, settings, run, "begun-before", False)
+    assert list(store.list("retrainings")) == []
+
+
+def test_a_place_without_wildcards_that_is_not_there_is_refused_before_a_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    file = write_project(tmp_path / "p", data="incoming/monday.jsonl")
+    assert main(["retrain", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert "incoming/monday.jsonl" in said
+    assert "Prefect" not in said
 
 
 def test_a_retraining_keeps_to_the_files_that_were_there_when_it_began(tmp_path: Path):
