@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from forge_core.config import load_config
+from forge_core.runs.estimate import estimate_line
 from tests.cli.conftest import Forge
 from tests.docs.documents import ROOT
 
@@ -44,6 +46,12 @@ def test_on_imagined_gpus_what_does_not_fit_is_a_failure_that_names_the_settings
     enough = forge(*large, *mended, "parallelism.data_parallel_shard_degree=4")
     assert enough.status == 0, enough.out
     assert rows(enough.out)["trainer, each of 4 ranks"]["where"] == "GPU 1, 2, 3, 4"
+
+
+def test_one_minute_and_one_step_are_said_as_such():
+    one = load_config(QUICKSTART, ["steps=1", "warm_start.steps=1", "eval.prompts=1", "training.batch_size=64"])
+    assert estimate_line(one).endswith("stored, about 1 minute for 1 step")
+    assert estimate_line(load_config(QUICKSTART)).endswith(" steps")
 
 
 def test_settings_that_several_devices_share_are_named_once(forge: Forge):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any, ClassVar
 
 import pytest
 
@@ -145,3 +149,57 @@ def test_looking_at_a_folder_loads_no_engine(tmp_path):
         "print(sorted({'torch', 'transformers', 'torchtitan'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+CONFIG = json.dumps({"architectures": ["Qwen3ForCausalLM"]}).encode()
+COMMIT = "a" * 40
+
+
+class SmallHub(BaseHTTPRequestHandler):
+    """What the hub answers about one model of three files; ``asked`` collects the files that were asked for."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_HEAD(self) -> None:
+        self.asked.append(self.path.rpartition("/")[2])
+        self._answer(CONFIG, {"ETag": '"e"', "X-Repo-Commit": COMMIT}, body=False)
+
+    def do_GET(self) -> None:
+        if "/resolve/" in self.path:
+            self.asked.append(self.path.rpartition("/")[2])
+            return self._answer(CONFIG, {"ETag": '"e"', "X-Repo-Commit": COMMIT})
+        files = [{"rfilename": n, "type": "file", "path": n, "size": len(CONFIG), "oid": "e"} for n in FILES]
+        listed: Any = files if "/tree/" in self.path else {"id": "org/name", "sha": COMMIT, "siblings": files}
+        return self._answer(json.dumps(listed).encode(), {"Content-Type": "application/json"})
+
+    def _answer(self, text: bytes, headers: dict[str, str], body: bool = True) -> None:
+        self.send_response(200)
+        for name, value in {**headers, "Content-Length": str(len(text))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(text)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+FILES = ("config.json", "model.safetensors", "tokenizer.json")
+
+
+def test_of_a_hub_model_only_the_configuration_is_downloaded_for_its_sizes(tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), SmallHub)
+    Thread(target=server.serve_forever, daemon=True).start()
+    hub = {
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_HUB_CACHE": str(tmp_path),
+        "HF_HUB_OFFLINE": "0",
+        "NO_PROXY": "127.0.0.1",
+    }
+    listing = "print(sorted(f.name for f in resolve_sizes('org/name').iterdir()))"
+    code = f"from forge_core.models.resolve import resolve_sizes; {listing}"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **hub}, capture_output=True, text=True)
+    server.shutdown()
+    server.server_close()
+    assert done.stdout == "['config.json']\n", done.stderr
+    assert set(SmallHub.asked) == {"config.json"}

@@ -90,6 +90,7 @@ def test_nothing_new_ends_completed_saying_so_and_trains_nothing(nights: Nights)
     assert state.is_completed()
     assert state.message is not None
     assert state.message.startswith("nothing new: the 120 rows of ")
+    assert state.message.endswith("; --force trains on them again")
     assert nights.entries["nothing new"] == nights.entries["gain"]
     assert nights.sampled["nothing new"] == nights.sampled["gain"]
 
