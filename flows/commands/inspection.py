@@ -9,10 +9,13 @@ import sys
 from rich.table import Table
 
 from flows.commands.common import existing_store, loaded_config, loaded_sft_config, show, stored_run
-from forge_core.config import ConfigError, config_warnings, store_uri, to_yaml
+from forge_core.config import ConfigError, RunConfig, config_warnings, store_uri, to_yaml, training_problems
 from forge_core.config.any_config import AnyConfig
 from forge_core.config.sft_config import SftConfig
 from forge_core.config.sft_loader import sft_warnings
+from forge_core.data.importing import ObjectPathError, source_file
+from forge_core.rewards.resolve import RewardError
+from forge_core.runs.code import named_code
 from forge_core.runs.formats import SFT, UnreadableRun
 from forge_core.runs.record import load_run
 from forge_core.runs.removal import run_ids
@@ -95,10 +98,29 @@ def config(args: argparse.Namespace) -> int:
         fits = _estimated(resolved, args.gpu_memory)
     else:
         print(to_yaml(resolved), end="")
-    warnings = sft_warnings(resolved) if isinstance(resolved, SftConfig) else config_warnings(resolved)
-    for warning in warnings:
+    for warning in sft_warnings(resolved) if isinstance(resolved, SftConfig) else _warnings(resolved):
         print(f"warning: {warning}", file=sys.stderr)
     return 0 if fits else 1
+
+
+def _warnings(config: RunConfig) -> list[str]:
+    """What is odd, and what ``forge train`` would refuse on any machine; code that the configuration names is looked
+    for and not imported."""
+    refused = training_problems(config)
+    try:
+        for key, path in named_code(config).values():
+            refused += _not_there(key, path)
+    except (ConfigError, RewardError) as error:  # a name that is not built in
+        refused.append(str(error))
+    return [*config_warnings(config), *(f"forge train would refuse: {problem}" for problem in refused)]
+
+
+def _not_there(key: str, path: str) -> list[str]:
+    try:
+        source_file(path)
+    except ObjectPathError as error:
+        return [f"{key}: {error}"]
+    return []
 
 
 def _estimated(config: AnyConfig, gpu_memory: float | None) -> bool:

@@ -29,6 +29,18 @@ def validate_for_training(config: RunConfig, gpus: int | None = None) -> list[st
     from forge_core.config.gpu_gate import placed, placement_warnings  # it imports what imports this package
     from forge_core.devices import insisting
 
+    problems = training_problems(config)
+    placement = None
+    if not problems or insisting(config):
+        placement, found = placed(config, gpus)
+        problems += found
+    if problems or placement is None:
+        raise ConfigError(problems, "this configuration cannot train")
+    return [*config_warnings(config), *placement_warnings(config, placement)]
+
+
+def training_problems(config: RunConfig) -> list[str]:
+    """What keeps a configuration from training on any machine."""
     checks = (
         _missing,
         _teacher,
@@ -42,14 +54,7 @@ def validate_for_training(config: RunConfig, gpus: int | None = None) -> list[st
         vllm_problems,
         lambda config: metric_problems(config.metric_logging),
     )
-    problems = [problem for check in checks for problem in check(config)]
-    placement = None
-    if not problems or insisting(config):
-        placement, found = placed(config, gpus)
-        problems += found
-    if problems or placement is None:
-        raise ConfigError(problems, "this configuration cannot train")
-    return [*config_warnings(config), *placement_warnings(config, placement)]
+    return [problem for check in checks for problem in check(config)]
 
 
 def config_warnings(config: RunConfig) -> list[str]:

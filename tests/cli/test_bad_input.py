@@ -131,6 +131,36 @@ def test_the_same_mistake_is_refused_by_forge_try(forge: Forge, project: Path, c
         assert text in result.err
 
 
+WARNED = (
+    "a group of one sample", "a reward that does not exist", "a reward file that does not exist", "no reward at all",
+    "no data set", "groups that do not fill a batch",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WARNED)
+def test_forge_config_warns_of_what_forge_train_refuses(forge: Forge, project: Path, case: str):
+    overrides, expected = CASES[case]
+    result = forge("config", "run.yaml", *overrides)
+    assert result.status == 0, "the configuration itself is valid"
+    assert "warning: forge train would refuse: " in result.err
+    for text in expected:
+        assert text in result.err
+
+
+def test_forge_config_warns_of_a_missing_teacher_and_loss_file(forge: Forge, project: Path):
+    assert "would refuse: loss.teacher: is missing" in forge("config", "run.yaml", "loss.name=distill").err
+    own = forge("config", "run.yaml", "loss={name: custom, path: 'no.py:f'}")
+    assert own.status == 0
+    assert "would refuse: loss.path: no.py:f: no such file" in own.err
+
+
+def test_forge_config_imports_no_code_and_says_nothing_of_what_can_train(forge: Forge, project: Path):
+    (project / "units.py").write_text("raise SystemExit('imported')")
+    result = forge("config", "run.yaml", "rewards.functions=[{path: 'units.py:Units'}]")
+    assert result.status == 0
+    assert "would refuse" not in result.err
+
+
 def test_some_prompts_that_are_too_long_are_announced_as_dropped(project: Path):
     from forge_core.config import load_config
     from forge_core.runs.checks import check_run
