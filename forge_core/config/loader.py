@@ -25,6 +25,7 @@ from forge_core.config.errors import ConfigError
 from forge_core.config.explain import problems_of
 from forge_core.config.files import located
 from forge_core.config.keys import keys_of
+from forge_core.config.other_kinds import other_kind
 from forge_core.config.overrides import Overrides, apply_overrides
 from forge_core.config.references import escape, resolve_references, secret_problems
 from forge_core.config.run_config import RunConfig
@@ -43,7 +44,11 @@ def load_config(source: str | Path | Mapping[str, Any] | RunConfig, overrides: O
 
     Raises ``ConfigError`` with every problem found, each as ``key: what is wrong: what would be right``.
     """
-    return located(validated(RunConfig, source, overrides), folder_of(source))
+    try:
+        config = validated(RunConfig, source, overrides)
+    except ConfigError as error:
+        raise ConfigError([*_other_kind(source), *error.problems], error.source) from None
+    return located(config, folder_of(source))
 
 
 def validated(model: type[S], source: Any, overrides: Overrides) -> S:
@@ -61,6 +66,17 @@ def validated(model: type[S], source: Any, overrides: Overrides) -> S:
     if problems:
         raise ConfigError(problems, name)
     return config
+
+
+def _other_kind(source: Any) -> list[str]:
+    """What a file is a configuration of, where that is not a GRPO run."""
+    if not isinstance(source, str | Path) or not Path(source).is_file():
+        return []
+    try:
+        found = other_kind(_source_tree(source, []))
+    except ConfigError:  # no YAML: said already
+        return []
+    return [found] if found else []
 
 
 def folder_of(source: Any) -> Path | None:

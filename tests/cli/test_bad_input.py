@@ -161,6 +161,19 @@ def test_forge_config_imports_no_code_and_says_nothing_of_what_can_train(forge: 
     assert "would refuse" not in result.err
 
 
+@pytest.mark.parametrize("command", ["config", "train"])
+def test_a_configuration_of_another_command_is_told_by_its_keys(forge: Forge, project: Path, command: str):
+    (project / "sft.yaml").write_text(
+        "model: ./m\ndataset: {path: chats.jsonl}\nlora: {rank: 4}\nvalidation: {rows: 8}\n"
+    )
+    (project / "retrain.yaml").write_text("name: sums\nconfig: run.yaml\n")
+    for file, remedy in (("sft.yaml", "use forge sft, and forge config --sft"), ("retrain.yaml", "use forge retrain")):
+        result = forge(command, file)
+        assert result.status == 2
+        assert remedy in result.err
+    assert "use forge" not in forge(command, "run.yaml", "grpo.betta=1").err
+
+
 def test_some_prompts_that_are_too_long_are_announced_as_dropped(project: Path):
     from forge_core.config import load_config
     from forge_core.runs.checks import check_run
