@@ -22,7 +22,7 @@ from typing import Any
 from forge_core.config.run_config import DatasetSection
 from forge_core.data.errors import DataError
 from forge_core.data.layouts import Layout, choose_layout, value_at
-from forge_core.data.render import render
+from forge_core.data.rendering import render
 from forge_core.data.sources import (
     FILE_TYPES,
     Source,

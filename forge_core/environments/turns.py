@@ -22,7 +22,7 @@ _REPLY: Message = {"role": "assistant", "content": _MARK}
 
 
 class TurnRenderer:
-    """For one tokenizer. ``chat_template`` as in ``forge_core.data.render.render``: without a template the contents
+    """For one tokenizer. ``chat_template`` as in ``forge_core.data.rendering.render``: without a template the contents
     of an observation follow the policy's tokens as they are."""
 
     def __init__(self, tokenizer: Any, chat_template: bool | None, tools: Sequence[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,3 +79,12 @@ def test_long_prompts_are_never_truncated(tokenizer: Any):
 def test_a_prompt_without_tokens_is_an_error(tokenizer: Any):
     with pytest.raises(DataError, match="row 4 renders to no token"):
         render(prompt(""), tokenizer, None)
+
+
+def test_a_name_of_the_package_is_not_hidden_by_a_module_of_that_name():
+    import forge_core.data as package
+    import forge_core.data.prompts  # noqa: F401  # imports all modules of the package that it needs
+
+    modules = {file.stem for file in Path(package.__file__).parent.glob("*.py")}
+    assert not modules & set(package.__all__)
+    assert callable(package.render)
