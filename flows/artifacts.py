@@ -2,7 +2,7 @@
 
 Guarantees:
 - :meth:`RunArtifacts.step` costs the flow's thread microseconds: everything that talks to the server happens in a
-  ``~forge_core.observability.best_effort.BestEffort``, with short timeouts and without retries.
+  ``forge_core.observability.best_effort.BestEffort``, with short timeouts and without retries.
 - Updates are merged: at most one waits, and the server gets at most one a second however fast steps are. Figures are
   drawn anew once a minute, and never for more than a fiftieth of the time.
 - Artifacts belong to the flow run; what they show is in the ledger, so losing one loses nothing.

@@ -48,6 +48,18 @@ def load_object(path: str, folder: Path | None = None) -> Any:
     return found
 
 
+def misfit(function: Any, /, *arguments: Any, **keywords: Any) -> TypeError | None:
+    """Why ``function`` cannot be called with these arguments, found without calling it. None: it can, or it is written
+    in C and does not say what it takes."""
+    try:
+        inspect.signature(function).bind(*arguments, **keywords)
+    except ValueError:
+        return None
+    except TypeError as error:
+        return error
+    return None
+
+
 def _check_own(path: str, module: ModuleType, found: Any) -> None:
     """Refuse what a module has only imported: the digest of its source says nothing about that."""
     home = getattr(found, "__module__", None)

@@ -24,7 +24,7 @@ import pyarrow as pa
 from forge_core.config.references import revealed
 from forge_core.config.run_config import DatasetSection
 from forge_core.data.errors import DataError
-from forge_core.data.importing import ObjectPathError, load_object
+from forge_core.data.importing import ObjectPathError, load_object, misfit
 from forge_core.data.tagged import encode
 
 Row = dict[str, Any]
@@ -141,9 +141,7 @@ def load_function(path: str, options: dict[str, Any], seed: int, key: str) -> Ca
         raise DataError(f"{key}.path: python://{path} is a {type(function).__name__}, not a function")
     parameters = inspect.signature(function).parameters
     arguments = {**({"seed": seed} if "seed" in parameters else {}), **options}
-    try:
-        inspect.signature(function).bind(**arguments)
-    except TypeError as error:
+    if error := misfit(function, **arguments):
         raise DataError(
             f"{key}.options: python://{path} takes ({', '.join(parameters)}), but {options} was given: {error}"
         ) from error

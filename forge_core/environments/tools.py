@@ -6,11 +6,11 @@ the chat template shows are made from the functions' signatures and docstrings.
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from forge_core.data.importing import misfit
 from forge_core.environments.protocol import Action, Message, Step, Task, ToolCall
 
 MAX_ANSWER = 4000  # characters of a tool's answer that the policy is shown
@@ -80,9 +80,7 @@ class ToolEnvironment:
         if call.name not in known:
             raise ToolError(f"there is no tool {call.name!r}; there is {', '.join(known)}")
         function = known[call.name]
-        try:
-            inspect.signature(function).bind(**call.arguments)
-        except TypeError as error:
+        if error := misfit(function, **call.arguments):
             raise ToolError(f"{call.name}: {error}") from error
         self._check_types(call)
         found = function(**call.arguments)

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from forge_core.data.importing import ObjectPathError, load_object, source_file
+from forge_core.data.importing import ObjectPathError, load_object, misfit, source_file
 from forge_core.redaction import redact
 from forge_core.rewards.grading import BatchReward, Grade, Spec
 
@@ -145,16 +145,11 @@ def check_own(spec: Spec) -> None:
 
 def _check_constructor(found: type, spec: Spec) -> None:
     """Make sure that ``found`` can be called with the options."""
-    try:
-        signature = inspect.signature(found)
-    except ValueError:  # written in C, without a signature
-        return
-    try:
-        signature.bind(**spec.options)
-    except TypeError as error:
+    if error := misfit(found, **spec.options):
+        parameters = inspect.signature(found).parameters
         raise RewardError(
             f"rewards.functions: {spec.path} cannot be made with the options {', '.join(spec.options) or '(none)'}: "
-            f"{error}; its options are {', '.join(signature.parameters) or '(none)'}"
+            f"{error}; its options are {', '.join(parameters) or '(none)'}"
         ) from error
 
 
@@ -185,13 +180,7 @@ def _made(found: Callable[..., Any], spec: Spec) -> Any:
 
 def _check_call(grade: Grade, spec: Spec, options: dict[str, Any]) -> None:
     """Make sure that ``grade`` can be called with the three arguments and ``options``."""
-    try:
-        signature = inspect.signature(grade)
-    except ValueError:  # written in C, without a signature
-        return
-    try:
-        signature.bind("prompt", "completion", {}, **options)
-    except TypeError as error:
+    if error := misfit(grade, "prompt", "completion", {}, **options):
         raise RewardError(
             redact(
                 f"rewards.functions: {spec.path} cannot be called as (prompt, completion, metadata) with the options "

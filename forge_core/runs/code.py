@@ -47,8 +47,8 @@ def named_code(config: AnyConfig, flow: str = "grpo") -> dict[str, tuple[str, st
 
 def own_code(config: AnyConfig, flow: str = "grpo") -> list[str]:
     """What the configuration names of code that is not Forge's."""
-    module = lambda path: path.partition(":")[0].partition(".")[0]
-    return [name for name, (_, path) in named_code(config, flow).items() if module(path) not in OWN_PACKAGES]
+    named = named_code(config, flow).items()
+    return [name for name, (_, path) in named if path.partition(":")[0].partition(".")[0] not in OWN_PACKAGES]
 
 
 def _environment(section: EnvironmentSection | None) -> dict[str, tuple[str, str]]:

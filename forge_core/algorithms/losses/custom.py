@@ -18,7 +18,7 @@ from torch import Tensor
 from forge_core.algorithms.losses.base import Loss, PolicyLoss
 from forge_core.config.errors import ConfigError
 from forge_core.config.references import revealed
-from forge_core.data.importing import ObjectPathError, load_object
+from forge_core.data.importing import ObjectPathError, load_object, misfit
 from forge_core.redaction import redact
 
 ARGUMENTS = ("logits", "target_ids", "advantages", "generator_logprobs", "loss_mask", "ref_logprobs")
@@ -79,7 +79,5 @@ def load_custom_loss(path: str, options: dict[str, Any]) -> PolicyLoss | CustomL
 
 def _check_call(made: Any, path: str) -> None:
     """Make sure that the loss can be called with the six tensors."""
-    try:
-        inspect.signature(getattr(made, "forward", made)).bind(*ARGUMENTS)
-    except TypeError as error:
+    if error := misfit(getattr(made, "forward", made), *ARGUMENTS):
         raise ConfigError([f"loss.path: {path} cannot be called as ({', '.join(ARGUMENTS)}): {error}"]) from error

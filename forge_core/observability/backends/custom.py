@@ -8,13 +8,12 @@ Invariants:
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from forge_core.config.any_config import AnyConfig
 from forge_core.config.errors import ConfigError
 from forge_core.config.metric_sections import CustomBackendSection
-from forge_core.data.importing import ObjectPathError, check_place, load_object
+from forge_core.data.importing import ObjectPathError, check_place, load_object, misfit
 from forge_core.observability.backends import Backend, Origin
 
 METHODS = ("last_step", "log", "log_value", "close")
@@ -39,9 +38,7 @@ def check_backend(config: AnyConfig) -> None:
             f"metric_logging.custom.path: {section.path} lacks {', '.join(lacking)}: derive the class from "
             "forge_core.observability.backends.Backend, and write log"
         )
-    try:
-        inspect.signature(found).bind("origin", **section.options)
-    except TypeError as error:
+    if error := misfit(found, "origin", **section.options):
         raise ConfigError(
             f"metric_logging.custom.options: {section.path} cannot be made with an origin and "
             f"{section.options}: {error}; its __init__ takes (self, origin) and the options by name"
