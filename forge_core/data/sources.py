@@ -141,10 +141,10 @@ def load_function(path: str, options: dict[str, Any], seed: int, key: str) -> Ca
         raise DataError(f"{key}.path: python://{path} is a {type(function).__name__}, not a function")
     parameters = inspect.signature(function).parameters
     arguments = {**({"seed": seed} if "seed" in parameters else {}), **options}
-    if error := misfit(function, **arguments):
+    if unfit := misfit(function, **arguments):
         raise DataError(
-            f"{key}.options: python://{path} takes ({', '.join(parameters)}), but {options} was given: {error}"
-        ) from error
+            f"{key}.options: python://{path} takes ({', '.join(parameters)}), but {options} was given: {unfit}"
+        ) from unfit
     return lambda: function(**(arguments | revealed(options, f"{key}.options")))
 
 
