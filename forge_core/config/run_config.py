@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -130,7 +131,16 @@ class FilterSection(Section):
     dynamic_sampling: bool = Field(
         False, description="Drop groups whose rewards are all equal and refill the batch with other prompts (DAPO)."
     )
-    max_rounds: Positive = Field(3, description="Extra rounds of rollouts to refill one batch, at most.")
+    max_rounds: int = Field(
+        3, ge=0, description="Extra rounds of rollouts to refill one batch, at most; 0: train with what the first gave."
+    )
+    oversample: float = Field(
+        1.0,
+        ge=1,
+        le=64,
+        description="Prompts sampled in every round, as a multiple of the groups that the batch still lacks: one large "
+        "round is faster than several small ones. Above 1 needs dynamic_sampling.",
+    )
     truncated: Literal["keep", "mask", "zero_advantage"] = Field(
         "keep",
         description="Episodes cut at max_new_tokens: keep: train as they are; mask: drop from the loss and its "
@@ -372,12 +382,21 @@ class RunConfig(Section):
 
     @property
     def episodes_per_batch(self) -> int:
-        """Planned episodes of one training step (prompts that are too long come on top)."""
+        """Episodes of one training step (prompts that are too long, and what ``filters`` replace, come on top)."""
         return self.training.sync_interval * self.episodes_per_optimizer_step
 
     @property
     def groups_per_batch(self) -> int:
         return self.episodes_per_batch // self.grpo.n_samples
+
+    def groups_sampled(self, wanted: int) -> int:
+        """How many groups a round samples for a batch that lacks ``wanted``."""
+        return math.ceil(wanted * self.filters.oversample)
+
+    @property
+    def episodes_sampled(self) -> int:
+        """Those of the first round of a batch."""
+        return self.groups_sampled(self.groups_per_batch) * self.grpo.n_samples
 
     @property
     def sequences_per_optimizer_step(self) -> int:

@@ -111,6 +111,11 @@ def _groups(config: RunConfig) -> list[str]:
             "reinforce_plus_plus learns from those too: set filters.dynamic_sampling=false, or "
             "advantage.estimator=reinforce_plus_plus_baseline"
         )
+    if config.filters.oversample > 1 and not config.filters.dynamic_sampling:
+        found.append(
+            f"filters.oversample: is {config.filters.oversample}, but without filters.dynamic_sampling every group is "
+            "trained on: set filters.dynamic_sampling=true, or raise training.batch_size"
+        )
     if episodes % n:
         found.append(f"training.batch_size: {_incomplete_groups(config)}")
     elif config.rollout.shards and config.rollout.shards > config.groups_per_batch:

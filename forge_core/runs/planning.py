@@ -62,14 +62,15 @@ class Planner:
 
     def plan(self, batch: int, cursor: Cursor) -> dict[str, Any]:
         """Round 0 of ``batch`` as a JSON object; it starts at the cursor that the batch before ended at."""
-        return self._plan(batch, 0, 0, self.config.groups_per_batch, cursor, self.rows)
+        wanted = self.config.groups_sampled(self.config.groups_per_batch)
+        return self._plan(batch, 0, 0, wanted, cursor, self.rows)
 
     def refill(self, batch: int, round: int, first_group: int, wanted: int, begun: Cursor) -> dict[str, Any]:
-        """An extra round with ``wanted`` groups. It draws from a stream of its own, so that the next batch does not
-        depend on how this one went. ``begun``: where the batch began, whose level a refill does not exceed."""
+        """An extra round for a batch that lacks ``wanted`` groups. It draws from a stream of its own, so that the next
+        batch does not depend on how this one went. ``begun``: where the batch began, whose level it does not exceed."""
         stream = Cursor(REFILL_EPOCHS + batch * (self.config.filters.max_rounds + 1) + round, 0)
         rows = self.curriculum.reached(begun) if self.curriculum else self.rows
-        return self._plan(batch, round, first_group, wanted, stream, rows)
+        return self._plan(batch, round, first_group, self.config.groups_sampled(wanted), stream, rows)
 
     def _plan(
         self, batch: int, round: int, first_group: int, wanted: int, cursor: Cursor, rows: list[int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -332,6 +333,27 @@ def test_a_batch_without_enough_signal_is_refilled_within_the_bound() -> None:
     second = ctx.store.read_json(layout.plan("tiny", 1, 0))
     plain = advance(new_run(memory(), "max_staleness=1"), 1)
     assert second["groups"] == plain.plan(1)["groups"], "the next batch does not depend on the refill"
+
+
+def test_one_large_round_trains_the_first_groups_with_signal_and_no_other() -> None:
+    settings = ("filters.oversample=3", "filters.max_rounds=0")
+    ctx = refilled(new_run(memory(), *REFILLED, *settings), 2)
+    for entry in ctx.ledger.entries():
+        plan, *more = [ctx.store.read_json(key) for key in entry["plans"]]
+        assert not more
+        assert len(plan["groups"]) == 3 * 8
+        accepted = accepted_groups(ctx, [plan])
+        assert 0 < len(accepted) <= 8
+        fates = from_parquet(ctx.store.open_published(entry["training"]).read(TRAINING_FILE), TRAINING, TRAINING_FILE)
+        assert {f["episode_id"].rpartition("/")[0] for f in fates if f["trained"]} == set(accepted)
+        assert entry["episodes"]["planned"] == 96
+
+
+def test_a_round_for_missing_groups_is_as_much_larger() -> None:
+    ctx = refilled(new_run(memory(), *REFILLED, "filters.oversample=1.5"), 1)
+    first, second, *_ = [ctx.store.read_json(key) for key in ctx.ledger.entry(0)["plans"]]
+    missing = 8 - len(accepted_groups(ctx, [first]))
+    assert (len(first["groups"]), len(second["groups"])) == (12, math.ceil(1.5 * missing))
 
 
 def test_a_refilled_run_goes_on_in_another_process_as_if_nothing_had_happened() -> None:
