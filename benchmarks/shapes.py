@@ -25,7 +25,7 @@ def random_model(folder: Path, shape: str, *, positions: int = 40960, dtype: str
     from safetensors.torch import save_file
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from forge_core.config.run_config import ScratchModel
+    from forge_core.config.data_sections import ScratchModel
     from forge_core.models.scratch import create
 
     if (folder / "ready").exists():

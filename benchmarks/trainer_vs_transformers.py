@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from forge_core.config.run_config import ScratchModel
+from forge_core.config.data_sections import ScratchModel
 from forge_core.models.scratch import create
 from forge_core.training.packing import Sample, pack
 from forge_core.training.settings import TrainerSettings

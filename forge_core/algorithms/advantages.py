@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from forge_core.config.run_config import AdvantageSection
+    from forge_core.config.algorithm_sections import AdvantageSection
 
 ROUNDING = 1e-9  # rewards that differ by less, relative to their size, are equal
 

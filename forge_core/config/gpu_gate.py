@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from math import prod
 
+from forge_core.config.engine_sections import ServiceSection
 from forge_core.config.errors import ConfigError
-from forge_core.config.run_config import RunConfig, ServiceSection
+from forge_core.config.run_config import RunConfig
 from forge_core.config.vllm_keys import INSTALL
 from forge_core.devices import GENERATOR, REFERENCE, TRAINER, Placement, gpus_wanted, insisting, place, visible_gpus
 from forge_core.training.launch import node_count

@@ -10,10 +10,11 @@ from __future__ import annotations
 from math import gcd, prod
 from typing import TYPE_CHECKING
 
+from forge_core.config.data_sections import ScratchModel
 from forge_core.config.errors import ConfigError
 from forge_core.config.loss_sections import DistillLossSection
 from forge_core.config.metric_sections import metric_problems
-from forge_core.config.run_config import RunConfig, ScratchModel
+from forge_core.config.run_config import RunConfig
 from forge_core.config.vllm_keys import vllm_problems
 from forge_core.training.degrees import Shape, degree_problems
 

@@ -14,19 +14,11 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from forge_core.config.alarm_sections import SftAlarmSection
+from forge_core.config.engine_sections import CommSection, QuantizeSection, WeightsSection
 from forge_core.config.metric_sections import MetricLoggingSection
 from forge_core.config.optimizer_section import OptimizerSection
 from forge_core.config.parallelism_section import ParallelismSection
-from forge_core.config.run_config import (
-    CheckpointSection,
-    CommSection,
-    GCSection,
-    Model,
-    QuantizeSection,
-    ResumeSection,
-    RunSection,
-    WeightsSection,
-)
+from forge_core.config.run_config import CheckpointSection, GCSection, Model, ResumeSection, RunSection
 from forge_core.config.section import Positive, Section
 from forge_core.data.sft_settings import SftDataConfig
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
-from forge_core.config.run_config import CurriculumSection
+from forge_core.config.data_sections import CurriculumSection
 from forge_core.data.cursor import Cursor, permutation
 from forge_core.data.errors import DataError
 from forge_core.data.prompts import PromptSet

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from forge_core.config.run_config import DatasetSection
+from forge_core.config.data_sections import DatasetSection
 from forge_core.data.errors import DataError
 from forge_core.data.layouts import CONFIG_NAMES
 from forge_core.data.sources import ArrowRows, Row, Source, columns_of, refuse_split

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forge_core.config.run_config import DatasetSection
+from forge_core.config.data_sections import DatasetSection
 from forge_core.data.errors import DataError
 from forge_core.data.layouts import Layout, choose_layout, value_at
 from forge_core.data.rendering import render

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from forge_core.config.run_config import DatasetSection
+from forge_core.config.data_sections import DatasetSection
 from forge_core.config.section import Positive, Section
 
 Format = Literal["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text"]

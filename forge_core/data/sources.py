@@ -21,8 +21,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from forge_core.config.data_sections import DatasetSection
 from forge_core.config.references import revealed
-from forge_core.config.run_config import DatasetSection
 from forge_core.data.errors import DataError
 from forge_core.data.importing import ObjectPathError, load_object, misfit
 from forge_core.data.tagged import encode

@@ -15,8 +15,10 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from forge_core.config import ConfigError
+from forge_core.config.data_sections import ScratchModel
 from forge_core.config.references import revealed
-from forge_core.config.run_config import EnvironmentSection, RunConfig, ScratchModel
+from forge_core.config.rollout_sections import EnvironmentSection
+from forge_core.config.run_config import RunConfig
 from forge_core.data.importing import ObjectPathError, load_object, source_file
 from forge_core.environments.protocol import Environment
 from forge_core.redaction import redact

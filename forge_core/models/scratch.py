@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge_core.config.run_config import ScratchModel
+from forge_core.config.data_sections import ScratchModel
 from forge_core.models.errors import ModelError
 from forge_core.models.resolve import HEAD
 from forge_core.models.special import EOS, PAD, without_special

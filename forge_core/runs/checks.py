@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from forge_core.config import ConfigError, RunConfig, validate_for_training
-from forge_core.config.run_config import ScratchModel
+from forge_core.config.data_sections import ScratchModel
 from forge_core.data.prompts import check_dataset
 from forge_core.devices import alone
 from forge_core.environments.resolve import check_environment

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from forge_core.config import ConfigError
 from forge_core.config.any_config import AnyConfig
+from forge_core.config.data_sections import DatasetSection
 from forge_core.config.files import PYTHON
-from forge_core.config.run_config import DatasetSection, EnvironmentSection
+from forge_core.config.rollout_sections import EnvironmentSection
 from forge_core.config.sft_config import SftConfig
 from forge_core.data.importing import FORGE, OWN_PACKAGES, ObjectPathError, check_place, source_file
 from forge_core.data.sft_settings import SftSource

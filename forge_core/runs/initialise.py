@@ -15,7 +15,7 @@ from typing import Any
 
 from forge_core.algorithms.ops import Totals
 from forge_core.config import RunConfig
-from forge_core.config.run_config import ScratchModel, WarmStartSection
+from forge_core.config.data_sections import ScratchModel, WarmStartSection
 from forge_core.data.curriculum import curriculum_of
 from forge_core.data.cursor import Cursor, next_rows
 from forge_core.data.prompts import PromptSet, load_prompts, render, split_holdout

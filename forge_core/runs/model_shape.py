@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_core.config.any_config import AnyConfig
-from forge_core.config.run_config import ScratchModel
+from forge_core.config.data_sections import ScratchModel
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from forge_core.config import ConfigError, RunConfig
-from forge_core.config.run_config import DatasetSection, ScratchModel
+from forge_core.config.data_sections import DatasetSection, ScratchModel
 from forge_core.data.errors import DataError
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, split_holdout
 from forge_core.models.special import without_special

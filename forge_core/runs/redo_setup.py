@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_core.config import ConfigError, RunConfig, diff, load_config, validate_for_training
+from forge_core.config.engine_sections import GeneratorSection
 from forge_core.config.loss_sections import CorrectedSection, ReinforceLossSection
-from forge_core.config.run_config import GeneratorSection
 from forge_core.devices import sampling_nothing
 from forge_core.models.stored import RunVersion, stored_prefix
 from forge_core.rewards.resolve import resolve

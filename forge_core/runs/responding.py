@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from forge_core.config import RunConfig
-from forge_core.config.run_config import EnvironmentSection
+from forge_core.config.rollout_sections import EnvironmentSection
 from forge_core.data.prompts import Prompt
 from forge_core.data_model import Completion, GenerationRequest
 from forge_core.environments.errors import BrokenEnvironment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge_core.config.run_config import ScratchModel
+from forge_core.config.data_sections import ScratchModel
 from forge_core.config.sft_config import SftConfig
 from forge_core.config.sft_loader import validate_for_sft
 from forge_core.data.loader import check_sft_data

@@ -20,7 +20,7 @@ from forge_core.algorithms.advantages import (
     scale_by_batch,
     whiten,
 )
-from forge_core.config.run_config import AdvantageSection
+from forge_core.config.algorithm_sections import AdvantageSection
 
 ESTIMATORS = [group_advantages, leave_one_out, max_rl, lambda r: length_weighted(r, [1] * len(r))]
 

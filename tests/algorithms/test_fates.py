@@ -18,7 +18,7 @@ from forge_core.algorithms.advantages import (
     whitens,
 )
 from forge_core.algorithms.fates import FateRules, PlannedGroup, StalenessError, decide_fates
-from forge_core.config.run_config import AdvantageSection
+from forge_core.config.algorithm_sections import AdvantageSection
 from forge_core.data_model import Episode
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from forge_core.config import load_config
-from forge_core.config.run_config import ScratchModel
+from forge_core.config.data_sections import ScratchModel
 from forge_core.models.scratch import create
 from forge_core.runs.record import create_run
 from forge_core.stop import StopToken

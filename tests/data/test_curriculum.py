@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_core.config.run_config import CurriculumSection, DatasetSection
+from forge_core.config.data_sections import CurriculumSection, DatasetSection
 from forge_core.data import Cursor, DataError, PromptSet, check_dataset, load_prompts, next_rows
 from forge_core.data.curriculum import Curriculum, curriculum_of, difficulty_of
 from forge_core.runs.planning import Planner

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from forge_core.config import load_config
-from forge_core.config.run_config import DatasetSection
+from forge_core.config.data_sections import DatasetSection
 from forge_core.data import DataError, check_dataset, load_prompts
 from forge_core.data.sft_settings import SftDataConfig
 from forge_core.data.sft_sources import check_sft_data

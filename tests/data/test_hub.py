@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_core.config.run_config import DatasetSection
+from forge_core.config.data_sections import DatasetSection
 from forge_core.data import DataError, check_dataset, load_prompts, split_holdout
 from forge_core.data.hub import STREAMED_ROWS
 

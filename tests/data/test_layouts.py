@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from forge_core.config.run_config import DatasetSection
+from forge_core.config.data_sections import DatasetSection
 from forge_core.data import load_prompts
 from forge_core.data.layouts import last_boxed
 

@@ -92,7 +92,7 @@ def test_held_out_documents_are_never_trained_on_and_all_of_them_validate(files:
 
 
 def test_the_hold_out_is_that_of_a_grpo_run_on_the_same_prompts(files: Path):
-    from forge_core.config.run_config import DatasetSection
+    from forge_core.config.data_sections import DatasetSection
     from forge_core.data import load_prompts, split_holdout
 
     prompts = load_prompts(DatasetSection(path=str(files / "short.jsonl")), seed=0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_core.config.run_config import DatasetSection
+from forge_core.config.data_sections import DatasetSection
 from forge_core.data import DataError, PromptSet, check_dataset, load_prompts, split_holdout
 from forge_core.data.layouts import Layout
 from forge_core.data.sources import Source

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_core.config.run_config import DatasetSection
+from forge_core.config.data_sections import DatasetSection
 from forge_core.data import DataError, check_dataset, load_prompts
 
 SOURCE = """

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from forge_core.config.run_config import DatasetSection
+from forge_core.config.data_sections import DatasetSection
 from forge_core.data import DataError, check_dataset, load_prompts
 from forge_core.data.tagged import decode
 

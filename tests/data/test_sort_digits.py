@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from forge_core.config.run_config import DatasetSection
+from forge_core.config.data_sections import DatasetSection
 from forge_core.data import load_prompts, split_holdout
 from forge_core.data.sort_digits import demonstrations, prompts
 

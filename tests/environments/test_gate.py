@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge_core.config import ConfigError, RunConfig, load_config
-from forge_core.config.run_config import ScratchModel
+from forge_core.config.data_sections import ScratchModel
 from forge_core.environments.resolve import check_environment
 from forge_core.models.scratch import create
 from tests.data.tokenizers import CHATML, THINKING

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge_core.config.run_config import DatasetSection
+from forge_core.config.data_sections import DatasetSection
 from forge_core.data.prompts import load_prompts
 from forge_core.environments.protocol import Action, Task
 from forge_core.environments.reasoning_gym import ReasoningGymAttempts

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from forge_core.config import ConfigError
-from forge_core.config.run_config import ScratchModel
+from forge_core.config.data_sections import ScratchModel
 from forge_core.environments.turns import TurnRenderer
 from forge_core.models.errors import ModelError
 from forge_core.models.scratch import create

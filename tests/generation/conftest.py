@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from forge_core.config.run_config import ScratchModel
+from forge_core.config.data_sections import ScratchModel
 from forge_core.data_model import Completion, GenerationRequest, SamplingParams
 from forge_core.generation.hf import HFGenerator
 from forge_core.models.scratch import create

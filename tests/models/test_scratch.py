@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from forge_core.config.run_config import ScratchModel
+from forge_core.config.data_sections import ScratchModel
 from forge_core.models.errors import ModelError
 from forge_core.models.resolve import check_model_folder
 from forge_core.models.scratch import check_encodable, create

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from forge_core.config.data_sections import DatasetSection
 from forge_core.config.reward_sections import RewardFunction
-from forge_core.config.run_config import DatasetSection
 from forge_core.data import load_prompts
 from forge_core.rewards import RewardActor, RewardError, RewardItem, needs_answer
 from forge_core.rewards.exact_match import ExactMatch

@@ -9,7 +9,7 @@ import pytest
 
 from forge_core.algorithms.losses.custom import load_custom_loss
 from forge_core.config import ConfigError, load_config, to_yaml
-from forge_core.config.run_config import DatasetSection
+from forge_core.config.data_sections import DatasetSection
 from forge_core.data import load_prompts
 from forge_core.redaction import is_secret_name, redact, redact_logs
 from forge_core.rewards import RewardActor, RewardError

@@ -92,7 +92,7 @@ def test_a_pickle_under_the_name_of_a_model_file_is_an_error_and_does_not_run(
 ) -> None:
     import torch
 
-    from forge_core.config.run_config import ScratchModel
+    from forge_core.config.data_sections import ScratchModel
     from forge_core.models.scratch import create
     from forge_core.models.weights import build_model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from forge_core.config.run_config import ScratchModel
+from forge_core.config.data_sections import ScratchModel
 from forge_core.models.scratch import create
 from tests.runs.harness import TINY
 
