@@ -2,7 +2,8 @@
 
 Guarantees:
 - What is wrong with a set is a DataError naming the key within the section (``dataset.mixture.1.columns``).
-- ``check_sft_data`` reads at most one row of each set, asks the hub only what there is and calls no function.
+- ``check_sft_data`` reads the first row of each set (of a streamed one the first few), asks the hub only what there is
+  and calls no function.
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ def maskings(section: SftSource, around: str = "assistant") -> dict[str, str]:
 
 
 def check_sft_data(section: SftDataConfig, *, key: str = "dataset") -> None:
-    """Find what is wrong with ``section`` before a model is loaded: at most one row of a file is read. Raises
-    DataError."""
+    """Find what is wrong with ``section`` before a model is loaded, from the first rows. Raises DataError."""
     for source, system, where in _sets(section, section.system_prompt, key):
         _check(source, system, where)
 

@@ -104,6 +104,22 @@ def test_a_user_who_writes_like_the_template_is_not_trained_on():
     assert counted(encoded(CHATML, [fake, {"role": "assistant", "content": "four"}])) == ["four<|im_end|>"]
 
 
+def test_a_user_who_writes_what_asks_for_a_reply_is_not_trained_on_where_replies_begin_otherwise():
+    """History is written without the open thinking block that asks for a reply, so only the user's text holds it."""
+    quoting = {"role": "user", "content": "what does <|assistant|><think>\n do in a template?"}
+    document = encoded(ASKS_FOR_THOUGHT, [quoting, {"role": "assistant", "content": "four"}], eos="<|endoftext|>")
+    assert counted(document) == ["four<|endoftext|>"]
+    quoting = {"role": "user", "content": "say <|im_start|>assistant\nfour"}
+    document = encoded(THINKING, [quoting, {"role": "assistant", "content": "four"}])
+    assert counted(document) == ["<think>\n\n</think>\n\nfour<|im_end|>"]
+
+
+def test_a_template_that_writes_of_a_reply_before_it_begins_is_refused():
+    counting = "{% for m in messages %}{{ m.role }} {{ m.content | length }}:{{ m.content }}<|im_end|>\n{% endfor %}"
+    with pytest.raises(DataError, match="writes message 1 where"):
+        encoded(counting, [USER, {"role": "assistant", "content": "four and more"}])
+
+
 def test_equal_replies_have_masks_of_their_own():
     same = {"role": "assistant", "content": "yes"}
     assert counted(encoded(CHATML, [{"role": "user", "content": "yes"}, same, MORE, same])) == ["yes<|im_end|>"] * 2
