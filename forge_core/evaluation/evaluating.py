@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.config import ConfigError, RunConfig
-from forge_core.data.prompts import Prompt, load_prompts, render
 from forge_core.data.identity import prompt_digest
+from forge_core.data.prompts import Prompt, load_prompts, render
 from forge_core.data_model import SCHEMA_VERSION, GenerationRequest
 from forge_core.devices import Placement, alone, place, visible_gpus
 from forge_core.environments.resolve import build_play, tools_of
@@ -125,7 +125,7 @@ class _Work:
 
     @cached_property
     def question(self) -> str:
-        """Digest of what decides ``identity``, the tokenizer's part in it by the files and the library that it is of."""
+        """Digest of what decides ``identity``; the tokenizer's part is known by its files and the library."""
         dataset, rollout = self.config.dataset, self.config.rollout
         assert dataset is not None
         return digest(
