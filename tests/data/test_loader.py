@@ -59,6 +59,26 @@ def test_epochs_and_lengths_are_counted(files: Path):
     assert found["packing/pct_of_tokens_padded"] == pytest.approx(100 * (1 - (sum(lengths) - 22) / (22 * 64)))
 
 
+def test_of_a_set_that_is_smaller_than_a_window_only_epochs_that_are_over_are_counted(files: Path):
+    one = loader(SftDataConfig(path=str(files / "part0.parquet"), label="t"))  # 11 documents, 128 rows a window
+    for _ in range(20):
+        next(one)
+        found = one.metrics()
+        assert found["dataset/t/num_epochs"] <= found["dataset/t/samples_processed"] / 11
+    list(islice(one, 300))
+    assert one.metrics()["dataset/t/num_epochs"] > 10
+
+
+def test_reading_rows_leaves_global_randomness_alone(files: Path):
+    import random
+
+    import torch
+
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state().tolist()
+    list(islice(loader(section(files)), 20))
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state().tolist()) == before
+
+
 def test_mixtures_give_their_weights_nested_and_whatever_the_order_of_the_file(files: Path):
     one = loader(section(files, pack=False))
     for _ in range(1200):

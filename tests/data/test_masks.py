@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
+import numpy as np
 import pytest
 
 from forge_core.data import DataError
 from forge_core.data.conversations import Example
 from forge_core.data.encoding import Document, Encoder
+from forge_core.data.row_packing import PAD_ID, build_row
 from tests.data.tokenizers import ASKS_FOR_THOUGHT, BRACKETS, CHATML, MARKED, THINKING, TWICE, tokenizer
 
 USER = {"role": "user", "content": "What is 2+2?"}
@@ -185,6 +189,15 @@ def test_a_template_without_an_end_of_text_gets_one_that_counts():
     document = encoded(CHATML, [USER, {"role": "assistant", "content": "four"}], eos="<|endoftext|>")
     assert counted(document) == ["four<|im_end|>", "<|endoftext|>"]
     assert text_of(document).endswith("four<|im_end|>\n<|endoftext|>")
+
+
+def test_a_padding_token_that_is_the_end_of_text_too_hides_no_end():
+    made = copy.deepcopy(tokenizer(CHATML))
+    made.pad_token = made.eos_token
+    document = Encoder(made, 100)(Example([USER, SIX]), "assistant")
+    assert counted(document) == [SIX["content"] + "<|im_end|>"]
+    row = build_row([Document(np.array([7, 8, PAD_ID], np.int32), np.array([False, True, True]), "whole")], 4)
+    assert (row.target_ids.tolist(), row.target_mask.tolist()) == ([8, PAD_ID, 0, 0], [True, True, False, False])
 
 
 @pytest.mark.parametrize("masking", ["assistant", "all"])

@@ -92,6 +92,20 @@ def test_two_evaluations_are_compared_prompt_by_prompt():
     assert found.p_value == compare(theirs, ours).p_value == 0.75  # of +-1, +-0.5, +-0.5: six of eight sums reach 1
 
 
+def test_a_prompt_is_compared_with_itself_wherever_it_stands_and_a_repeated_one_with_its_repetition():
+    """The set of one grew at the front; in both the prompt ``id-0`` is there twice, and prompts were left out."""
+    other = lambda place, e: dataclasses.replace(e, episode_id=f"e/{place:08d}/{0:08d}")
+    ours = [
+        episode(0, 0, 1.0),
+        other(1, episode(0, 0, 0.0)),
+        other(2, episode(7, 0, 0.5)),
+        other(3, episode(9, 0, 1.0)),
+    ]
+    theirs = [episode(5, 0, 1.0), *(other(place + 1, e) for place, e in enumerate(ours[:3]))]
+    found = compare(Evaluation("a/", ours, {}), Evaluation("b/", theirs[::-1], {}))
+    assert (found.gain.items, found.gain.mean, found.equal) == (3, 0.0, 3)
+
+
 def test_the_bound_of_a_comparison_is_exact_where_every_prompt_gains_alike():
     found = compare(evaluation({p: [0.75] for p in range(9)}), evaluation({p: [0.5] for p in range(9)}))
     assert (found.gain.mean, found.gain.low, found.gain.high, found.bound) == (0.25, 0.25, 0.25, 0.25)
