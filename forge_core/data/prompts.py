@@ -81,6 +81,12 @@ class PromptSet(Sequence):
         return [prompt_id(self._messages(number, row)[0]) for number, row in enumerate(self._source.rows)]
 
     @property
+    def unanswered(self) -> int:
+        """How many rows have nothing in the column of the ground truth; 0 where the set has no such column."""
+        answer = self._layout.answer
+        return sum(value_at(row, answer) in (None, "") for row in self._source.rows) if answer else 0
+
+    @property
     def columns(self) -> list[str]:
         return self._source.columns
 
