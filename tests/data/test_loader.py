@@ -99,6 +99,13 @@ def test_seeds_differ_in_order(files: Path):
     assert first[0] != first[1]
 
 
+def test_sets_of_one_size_are_not_shuffled_alike(files: Path):
+    path = str(files / "part0.parquet")
+    orders = [documents(list(islice(loader(SftDataConfig(path=path, pack=False, label=n)), 11))) for n in ("a", "b")]
+    assert orders[0] != orders[1]
+    assert set(orders[0]) == set(orders[1])
+
+
 def test_held_out_documents_are_never_trained_on_and_all_of_them_validate(files: Path):
     settings = SftDataConfig(path=str(files / "short.jsonl"), holdout=0.3)
     trained = set(documents(list(islice(loader(settings), 200))))

@@ -63,9 +63,9 @@ def test_prompts_count_alike_however_many_of_their_samples_were_graded():
 
 
 def test_length_and_truncation_are_those_of_all_samples():
-    episodes = [episode(0, 0, 1.0, tokens=4), episode(1, 0, 1.0, tokens=10)]
+    episodes = [episode(0, 0, 1.0, tokens=4), episode(1, 0, 1.0, tokens=10), episode(2, 0, None, tokens=1)]
     summary = summarise(Evaluation("evaluations/a/", episodes, {}))
-    assert (summary.mean_tokens, summary.truncated) == (7.0, 0.5)
+    assert (summary.mean_tokens, summary.truncated) == (5.0, 1 / 3)
 
 
 def test_tasks_have_figures_of_their_own_where_there_are_several():
