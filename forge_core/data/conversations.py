@@ -89,7 +89,7 @@ class Converter:
         messages = _READERS[self.format](values, where)
         if values.get("system"):
             messages = _with_system(messages, _text(values["system"], f"{where}, system"))
-        if self.system_prompt is not None:
+        if self.system_prompt:
             messages = _with_system(messages, self.system_prompt)
         return Example(messages, _tools(values.get("tools"), where))
 

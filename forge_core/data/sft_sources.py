@@ -46,13 +46,17 @@ def _sets(source: SftSource, system: str | None, key: str) -> Iterator[tuple[Sft
     if source.path is not None:
         yield source, system, key
     for number, child in enumerate(source.mixture):
-        yield from _sets(child, child.system_prompt or system, f"{key}.mixture.{number}")
+        yield from _sets(child, _system(child, system), f"{key}.mixture.{number}")
+
+
+def _system(source: SftSource, around: str | None) -> str | None:
+    return around if source.system_prompt is None else source.system_prompt
 
 
 def _open(source: SftSource, whole: SftDataConfig, system: str | None, seed: int, key: str) -> Documents:
     if source.mixture:
         children = [
-            (_open(child, whole, child.system_prompt or system, seed, f"{key}.mixture.{number}"), child.weight)
+            (_open(child, whole, _system(child, system), seed, f"{key}.mixture.{number}"), child.weight)
             for number, child in enumerate(source.mixture)
         ]
         return MixedDocuments(source.called, children, seed)

@@ -74,6 +74,15 @@ def test_what_only_later_rows_have_is_found(tmp_path: Path, streaming: bool):
     ]
 
 
+def test_the_system_prompt_is_that_of_the_section_around_unless_a_set_has_its_own_or_wants_none(tmp_path: Path):
+    file = str(lines(tmp_path / "x.jsonl", PAIR))
+    inner = [{"path": file, "label": "inherits"}, {"path": file, "label": "none", "system_prompt": ""}]
+    outer = [{"path": file, "label": "own", "system_prompt": "mine"}, {"label": "in", "mixture": inner}]
+    section = SftDataConfig(mixture=outer, system_prompt="around")
+    found = {d.label: d.example.messages[0]["content"] for d in open_documents(section, 0, "dataset").once()}
+    assert found == {"own": "mine", "inherits": "around", "none": "a"}
+
+
 @EVERY_WAY
 def test_a_row_that_lacks_a_column_is_named(tmp_path: Path, streaming: bool):
     file = lines(tmp_path / "x.jsonl", PAIR, {"prompt": "c"})

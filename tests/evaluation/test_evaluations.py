@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from flows.commands import INPUT_ERRORS
 from forge_core.config import RunConfig, load_config
+from forge_core.data import sort_digits
 from forge_core.evaluation.asking import asked
 from forge_core.evaluation.divergence import kl_divergence
 from forge_core.evaluation.evaluating import evaluate_policy
@@ -133,6 +135,17 @@ def test_another_question_is_another_evaluation(run: RunContext, changes: dict[s
     other, said = evaluated(run, "run://tiny/2", **changes)
     assert other != prefix
     assert "evaluating" in said[0]
+
+
+def test_other_answers_are_another_question_though_the_prompts_are_the_same(run: RunContext, tmp_path: Path):
+    rows = sort_digits.prompts(size=40)
+    told = []
+    for answer in (None, None, "0"):
+        changed = [row | ({"answer": answer} if answer else {}) for row in rows]
+        (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
+        given = {"dataset": {"path": str(tmp_path / "x.jsonl")}, "eval.prompts": 3, "eval.holdout": 0.5}
+        told += evaluated(run, "run://tiny/2", **given)[1]
+    assert [line.split(": ")[1].split()[0] for line in told] == ["evaluating", "evaluated", "evaluating"]
 
 
 def test_settings_that_do_not_decide_an_evaluation_do_not_repeat_it(run: RunContext):
