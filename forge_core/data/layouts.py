@@ -19,6 +19,7 @@ from typing import Any
 from forge_core.data.errors import DataError
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "messages")
+CONVERSATIONS = "messages"  # a column of these may end with the reply that is the answer
 ANSWER_COLUMNS = ("answer", "target", "solution")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\boxed\s+(?!\{)")
 CONFIG_NAMES = {"openai/gsm8k": "main", "gsm8k": "main"}  # hub sets that need a configuration name
@@ -45,7 +46,8 @@ def choose_layout(
     found_answer = answer or (known.answer if known else _first(ANSWER_COLUMNS, columns))
     if found_prompt is None or not _has(found_prompt, columns):
         raise DataError(_missing(f"{key}.prompt_column", found_prompt, PROMPT_COLUMNS, columns, where))
-    if (needs_answer and found_answer is None) or (found_answer is not None and not _has(found_answer, columns)):
+    lacking = needs_answer and found_answer is None and found_prompt != CONVERSATIONS
+    if lacking or (found_answer is not None and not _has(found_answer, columns)):
         raise DataError(_missing(f"{key}.answer_column", found_answer, ANSWER_COLUMNS, columns, where))
     extract = known.extract if known and known.answer == found_answer else None
     return Layout(found_prompt, found_answer, extract)

@@ -82,9 +82,11 @@ class PromptSet(Sequence):
 
     @property
     def unanswered(self) -> int:
-        """How many rows have nothing in the column of the ground truth; 0 where the set has no such column."""
-        answer = self._layout.answer
-        return sum(value_at(row, answer) in (None, "") for row in self._source.rows) if answer else 0
+        """How many rows have no ground truth: nothing in its column or, without one, no reply at the end."""
+        answer, rows = self._layout.answer, self._source.rows
+        if answer is None:
+            return sum(not self._messages(number, row)[1] for number, row in enumerate(rows))
+        return sum(value_at(row, answer) in (None, "") for row in rows)
 
     @property
     def columns(self) -> list[str]:

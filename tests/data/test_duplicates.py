@@ -71,6 +71,13 @@ def test_a_run_says_at_its_start_how_many_prompts_have_no_answer(tmp_path: Path)
     for rewards, expected in (("math", [said]), ("format", [])):
         config = load_config({**given, "rewards": {"functions": [{"path": rewards}]}})
         assert prompt_warnings(config, load_prompts(config.dataset, seed=0)) == expected
+    asked, reply = {"role": "user", "content": "a"}, {"role": "assistant", "content": "1"}
+    (tmp_path / "x.jsonl").write_text(
+        json.dumps({"messages": [asked, reply]}) + "\n" + json.dumps({"messages": [asked]})
+    )
+    told = load_prompts(load_config(given).dataset, seed=0, needs_answer=True)
+    assert [p.target for p in told] == ["1", None]
+    assert "1 of 2 rows have no answer" in prompt_warnings(load_config(given), told)[0]
 
 
 def test_exact_repeats_never_lie_on_both_sides_of_a_hash_split_and_near_ones_are_reported(tmp_path: Path):
