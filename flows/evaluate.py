@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from prefect import flow
+from prefect import flow, runtime
 from prefect.states import Cancelled, Completed
 
 from flows.announcing import announce, show
@@ -39,7 +39,7 @@ def evaluate(
     """
     question = asked(model, config, overrides or {}, store, against)
     try:
-        with stoppable(question.store, question.run_id) as stop:
+        with stoppable(question.store, question.run_id, runtime.flow_run.id) as stop:
             prefixes = [evaluate_model(question.store.uri, question.config, p, stop) for p in question.policies]
     except Stopped as stopped:
         return Cancelled(message=f"{stopped}; what was evaluated is kept")

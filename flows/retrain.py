@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import flow
+from prefect import flow, runtime
 from prefect.states import Cancelled, Completed
 
 from flows.parameters import RetrainParameter
@@ -57,7 +57,7 @@ def retrain(
     if not trained.is_completed():
         return trained
     try:
-        with stoppable(store, work.retrain_id) as stop:
+        with stoppable(store, work.retrain_id, runtime.flow_run.id) as stop:
             entry = judged(store, work, stop)
     except Stopped as stopped:
         return Cancelled(message=f"{stopped}; start the retraining again to go on with {work.retrain_id}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from prefect import runtime
+from typing import Any
 
 from flows.stopping import StopWatcher
 from forge_core.stop import StopToken
@@ -13,8 +12,9 @@ from forge_core.store import Store
 
 
 @contextmanager
-def stoppable(store: Store, run_id: str) -> Iterator[StopToken]:
-    """A token that is set when somebody wants this process's work on ``run_id`` to end."""
+def stoppable(store: Store, run_id: str, flow_run: Any = None) -> Iterator[StopToken]:
+    """A token that is set when somebody wants this process's work on ``run_id`` to end. ``flow_run``: the id of the
+    flow run that does it, if one does."""
     stop = StopToken()
-    with StopWatcher(stop, store, run_id, runtime.flow_run.id):
+    with StopWatcher(stop, store, run_id, flow_run):
         yield stop

@@ -63,6 +63,9 @@ def add_to(commands: Commands) -> None:
     check.add_argument(
         "--gpu-memory", type=gibibytes, metavar="GIB", help="with --estimate: on GPUs of this size, as many as it takes"
     )
+    check.add_argument(
+        "--gpus", type=positive, metavar="N", help="with --gpu-memory: on so many of them (1: all roles share it)"
+    )
     add("doctor", "what this machine can run, and what is missing")
     convert = add("convert", "convert a GGUF model to a Hugging Face folder", store=False)
     convert.add_argument(

@@ -19,17 +19,19 @@ from forge_core.runs.sft_estimate import sft_memory, stored_weights, trained_par
 from forge_core.training.launch import world_size
 
 
-def show_estimate(config: RunConfig, gib: float | None) -> bool:
-    """Print it; whether it fits. ``gib``: memory of each GPU of an imagined machine that has as many as the roles
-    want; None: this machine. Raises ConfigError when this machine has too few GPUs."""
+def show_estimate(config: RunConfig, gib: float | None, gpus: int | None) -> bool:
+    """Print it; whether it fits. ``gib``: memory of each GPU of an imagined machine with ``gpus`` of them (None: as
+    many as the roles want); None: this machine. Raises ConfigError when the machine has too few GPUs."""
     shape = model_shape(config)
-    wanted = sum(gpus_wanted(config).values())
-    sizes = gpu_memory() if gib is None else {str(index): round(gib * GIB) for index in range(wanted)}
-    roles = roles_memory(config, shape, _placed(place, config, sizes), sizes)
+    sizes = _sizes(gib, gpus or sum(gpus_wanted(config).values()))
+    placement = _placed(place, config, sizes, imagined=gib is not None)
+    roles = roles_memory(config, shape, placement, sizes)
     print(f"{shape.parameters / 1e6:.1f} M parameters; memory in GiB")
     show(_roles_table(roles))
     found = fits(config, roles, sizes, machine_memory()[0])
     found = found if gib is None else found[:-1]  # the imagined machine's own memory is not known
+    if placement.shared:
+        print(_shared(config, placement))
     _show_fits(found)
     step = step_estimate(config, shape.parameters)
     print(
@@ -40,11 +42,11 @@ def show_estimate(config: RunConfig, gib: float | None) -> bool:
     return all(fit.fits for fit in found)
 
 
-def show_sft_estimate(config: SftConfig, gib: float | None) -> bool:
+def show_sft_estimate(config: SftConfig, gib: float | None, gpus: int | None) -> bool:
     """The same for a supervised run, whose only role is the trainer."""
     shape, ranks = model_shape(config), world_size(config)
-    sizes = gpu_memory() if gib is None else {str(index): round(gib * GIB) for index in range(ranks)}
-    role = sft_memory(config, shape, _placed(place_trainer, config, sizes), sizes)
+    sizes = _sizes(gib, gpus or ranks)
+    role = sft_memory(config, shape, _placed(place_trainer, config, sizes, imagined=gib is not None), sizes)
     print(f"{shape.parameters / 1e6:.1f} M parameters, {trained_parameters(config, shape) / 1e6:.1f} M of them trained")
     show(_roles_table([role]))
     own = DeviceFit("memory", PROCESS + role.total * role.processes, machine_memory()[0], role.settings)
@@ -58,12 +60,27 @@ def show_sft_estimate(config: SftConfig, gib: float | None) -> bool:
     return all(fit.fits for fit in found)
 
 
-def _placed(how: Callable[..., Placement], config: AnyConfig, sizes: Mapping[str, int]) -> Placement:
+def _sizes(gib: float | None, gpus: int) -> dict[str, int]:
+    """Bytes of each GPU, by id: of this machine, or of ``gpus`` imagined ones of ``gib`` GiB."""
+    return gpu_memory() if gib is None else {str(index): round(gib * GIB) for index in range(gpus)}
+
+
+def _placed(how: Callable[..., Placement], config: AnyConfig, sizes: Mapping[str, int], *, imagined: bool) -> Placement:
     """Where the roles work. Raises ConfigError, with the way to ask about other GPUs, when there are too few."""
     try:
         return how(config, tuple(sizes))
     except ConfigError as error:
-        raise ConfigError(f"{error}; or estimate for GPUs that this machine lacks: --gpu-memory GIB") from error
+        other = "more GPUs: --gpus N" if imagined else "GPUs that this machine lacks: --gpu-memory GIB"
+        raise ConfigError(f"{error}; or estimate for {other}") from error
+
+
+def _shared(config: RunConfig, placement: Placement) -> str:
+    """How generator and trainer use the GPU that they share."""
+    if config.generator.backend == "vllm" and config.generator.sharing == "sleep":
+        how = "take turns on it (generator.sharing=sleep): counted is the larger, and what the other keeps meanwhile"
+    else:
+        how = "hold their memory on it at the same time"
+    return f"GPU {placement.trainer[0]}: generator and trainer {how}"
 
 
 def _show_fits(found: Sequence[DeviceFit]) -> None:

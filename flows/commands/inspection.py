@@ -91,11 +91,13 @@ def config(args: argparse.Namespace) -> int:
     """Validate CONFIG and print it in full, as YAML, or what it takes; fails when that is more than there is."""
     if args.gpu_memory and not args.estimate:
         raise ConfigError("--gpu-memory is a part of --estimate: give both")
+    if args.gpus and not args.gpu_memory:
+        raise ConfigError("--gpus is the number of GPUs that --estimate --gpu-memory GIB imagines: give all three")
     resolved = loaded_sft_config(args) if args.sft else loaded_config(args)
     print(f"store: {store_uri(None, resolved)}", file=sys.stderr)
     fits = True
     if args.estimate:
-        fits = _estimated(resolved, args.gpu_memory)
+        fits = _estimated(resolved, args.gpu_memory, args.gpus)
     else:
         print(to_yaml(resolved), end="")
     for warning in sft_warnings(resolved) if isinstance(resolved, SftConfig) else _warnings(resolved):
@@ -123,12 +125,14 @@ def _not_there(key: str, path: str) -> list[str]:
     return []
 
 
-def _estimated(config: AnyConfig, gpu_memory: float | None) -> bool:
+def _estimated(config: AnyConfig, gpu_memory: float | None, gpus: int | None) -> bool:
     from flows.commands.estimating import show_estimate, show_sft_estimate
 
     if config.model is None:
         raise ConfigError("model: is missing: an estimate needs one, such as model=Qwen/Qwen3-0.6B")
-    return show_sft_estimate(config, gpu_memory) if isinstance(config, SftConfig) else show_estimate(config, gpu_memory)
+    if isinstance(config, SftConfig):
+        return show_sft_estimate(config, gpu_memory, gpus)
+    return show_estimate(config, gpu_memory, gpus)
 
 
 def doctor(args: argparse.Namespace) -> int:

@@ -89,7 +89,7 @@ class Converter:
         messages = _READERS[self.format](values, where)
         if values.get("system"):
             messages = _with_system(messages, _text(values["system"], f"{where}, system"))
-        if self.system_prompt is not None:
+        if self.system_prompt:
             messages = _with_system(messages, self.system_prompt)
         return Example(messages, _tools(values.get("tools"), where))
 
@@ -118,11 +118,13 @@ def _names(format: str) -> list[str]:
 
 
 def _resolve(format: str, columns: Sequence[str], mapped: Mapping[str, str]) -> dict[str, str]:
-    """The column of each name of ``format`` that has one."""
+    """The column of each name of ``format`` that has one. Those that rows may lack are where they usually are, whether
+    or not the first rows of a stream have them."""
     found = {}
     for name, usual in FORMATS[format].items():
+        missing = usual[0] if name.endswith("*") else None
         name = name.rstrip("*")
-        column = mapped.get(name) or next((column for column in usual if column in columns), None)
+        column = mapped.get(name) or next((column for column in usual if column in columns), missing)
         if column is not None:
             found[name] = column
     return found

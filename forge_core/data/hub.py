@@ -5,11 +5,13 @@ Guarantees:
 - A streamed set is read into memory up to ``size`` rows (10 000 when unset) when the run starts: the order of a run
   is then decided by row numbers, as for any other set, so it can be resumed exactly.
 - A refusal of the hub is a DataError that names the key to change.
+- Cells of CSV files in a local folder are text, as those of a file are; of a set on the hub ``datasets`` decides.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import logging
 import re
 import socket
@@ -23,9 +25,10 @@ from typing import Any
 from forge_core.config.data_sections import DatasetSection
 from forge_core.data.errors import DataError
 from forge_core.data.layouts import CONFIG_NAMES
-from forge_core.data.sources import ArrowRows, Row, Source, columns_of, refuse_split
+from forge_core.data.sources import ENCODING, FILE_TYPES, ArrowRows, Row, Source, columns_of, files_rows, refuse_split
 
 STREAMED_ROWS = 10_000
+HEAD = 100  # rows of streamed files that are looked at for their columns
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
 _log = logging.getLogger(__name__)
 
@@ -46,6 +49,7 @@ def hub_rows(path: str, section: DatasetSection, key: str) -> Source:
             split=section.split,
             streaming=section.streaming,
             revision=section.revision,
+            **_csv_as_text(path, section),
         )
         if section.streaming:
             return _streamed(loaded, path, section, key)
@@ -63,25 +67,49 @@ def streamed_rows(path: str, section: DatasetSection, key: str) -> tuple[Any, Ro
             split=section.split,
             streaming=True,
             revision=section.revision,
+            **_csv_as_text(path, section),
         )
         return stream, next(iter(stream), None)
 
 
 def streamed_files(files: list[str], section: DatasetSection, key: str) -> tuple[Any, Row | None]:
-    """The same of local files of one type."""
+    """The same of local files: Parquet, or others, whose rows are those that ``read_file`` gives. (The readers that
+    ``datasets`` has for those guess types from the first rows: text that looks like a number or a date does not stay as
+    it is.) The row has the columns of the first ``HEAD`` rows."""
     import datasets
 
     refuse_split(section, key)
-    kinds = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
     suffixes = {Path(file).suffix for file in files}
-    if len(suffixes) != 1 or not suffixes <= kinds.keys():
-        raise DataError(f"{key}.path: streamed files must be of one type of {', '.join(kinds)}, not {suffixes}")
+    if not suffixes <= set(FILE_TYPES) or (len(suffixes) > 1 and ".parquet" in suffixes):
+        named = ", ".join(sorted(suffixes))
+        raise DataError(f"{key}.path: streamed files must be of one type of {', '.join(FILE_TYPES)}, not {named}")
     files = [file for file in files if Path(file).stat().st_size]  # the readers stumble over empty ones
     if not files:
         raise DataError(f"{key}.path: {section.path} has no rows: give it at least one")
     with hub_errors(files[0], section, key):
-        stream = datasets.load_dataset(kinds[suffixes.pop()], data_files=files, split="train", streaming=True)
-        return stream, next(iter(stream), None)
+        if ".parquet" in suffixes:
+            stream = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
+        else:
+            stream = datasets.IterableDataset.from_generator(files_rows, gen_kwargs={"files": files, "key": key})
+        head = list(islice(stream, HEAD))
+    columns = columns_of(head, section.path, key)
+    return stream, {**dict.fromkeys(columns), **head[0]} if head else None
+
+
+def _csv_as_text(path: str, section: DatasetSection) -> dict[str, Any]:
+    """What ``load_dataset`` is told of a local folder of CSV files, so that it guesses no types."""
+    import datasets
+
+    if not Path(path).is_dir() or not any(Path(path).rglob("*.csv")):
+        return {}
+    config = datasets.load_dataset_builder(path, section.name).config
+    files = (config.data_files or {}).get(re.split(r"[\[+]", section.split)[0])
+    if not files or not hasattr(config, "keep_default_na") or config.features is not None:
+        return {}  # no CSV files, or a description of the set that says what they hold
+    with Path(files[0]).open(encoding=ENCODING, newline="") as lines:
+        head = next(csv.reader(lines), [])
+    texts = datasets.Features(dict.fromkeys(head, datasets.Value("string")))
+    return {"features": texts, "keep_default_na": False, "encoding": ENCODING}
 
 
 def check_hub(path: str, section: DatasetSection, key: str) -> list[str] | None:
@@ -139,6 +167,11 @@ def hub_errors(path: str, section: DatasetSection, key: str) -> Iterator[None]:
         raise DataError(
             f"{key}.path: {error} There is no local file or folder {path!r} either. Check the spelling; for a private "
             f"or gated set, accept its terms at {_page(path)} and set HF_TOKEN to a token that may read it"
+        ) from error
+    except KeyError as error:  # how ``datasets`` fails where rows of JSON files have other columns than the first
+        raise DataError(
+            f"{key}.path: the rows of {path!r} differ in their columns (some lack {error}): give all of them the same"
+            + (f", or name the files: {key}.path='{path}/**/*.jsonl'" if local else "")
         ) from error
     except ValueError as error:  # unknown configuration or split; the message lists those there are
         field = "split" if "split" in str(error).lower() else "path" if local else "name"

@@ -98,7 +98,7 @@ def check_place(path: str) -> Path:
     """The source file of ``path``, which was read from a store. Raises ObjectPathError unless the file is this
     machine's to offer: nothing was imported then."""
     target, file = split_path(path)[0], source_file(path)
-    if _installed(target, file) or any(file.is_relative_to(root) for root in code_path()):
+    if any(file.is_relative_to(root) for root in code_path()) or _installed(target, file):
         return file
     raise ObjectPathError(
         f"{path}: {file} is neither installed nor below a folder of {CODE_PATH} "

@@ -11,6 +11,7 @@ Anything else uses the first of the usual names. A column may be a dotted path i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,9 @@ from typing import Any
 from forge_core.data.errors import DataError
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "messages")
+CONVERSATIONS = "messages"  # a column of these may end with the reply that is the answer
 ANSWER_COLUMNS = ("answer", "target", "solution")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\boxed\s+(?!\{)")
 CONFIG_NAMES = {"openai/gsm8k": "main", "gsm8k": "main"}  # hub sets that need a configuration name
 
 
@@ -43,7 +46,8 @@ def choose_layout(
     found_answer = answer or (known.answer if known else _first(ANSWER_COLUMNS, columns))
     if found_prompt is None or not _has(found_prompt, columns):
         raise DataError(_missing(f"{key}.prompt_column", found_prompt, PROMPT_COLUMNS, columns, where))
-    if (needs_answer and found_answer is None) or (found_answer is not None and not _has(found_answer, columns)):
+    lacking = needs_answer and found_answer is None and found_prompt != CONVERSATIONS
+    if lacking or (found_answer is not None and not _has(found_answer, columns)):
         raise DataError(_missing(f"{key}.answer_column", found_answer, ANSWER_COLUMNS, columns, where))
     extract = known.extract if known and known.answer == found_answer else None
     return Layout(found_prompt, found_answer, extract)
@@ -65,16 +69,19 @@ def after_hashes(text: str) -> str:
 
 
 def last_boxed(text: str) -> str:
-    r"""MATH: the content of the last ``\boxed{...}`` (braces balanced), or the whole text when there is none."""
-    marker = "\\boxed{"
-    start = text.rfind(marker)
-    if start < 0:
+    r"""MATH: the content of the last ``\boxed{...}`` (braces balanced), ``\fbox{...}`` or ``\boxed 5``: the set has all
+    three; or the whole text when there is none."""
+    boxes = list(_BOX.finditer(text))
+    if not boxes:
         return text.strip()
-    depth = 0
-    for position in range(start + len(marker) - 1, len(text)):
+    start = boxes[-1].end()
+    if not boxes[-1][0].endswith("{"):
+        return text[start:].partition("$")[0].strip()
+    depth = 1
+    for position in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[position], 0)
         if depth == 0:
-            return text[start + len(marker) : position].strip()
+            return text[start:position].strip()
     return text.strip()
 
 

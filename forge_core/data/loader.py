@@ -119,8 +119,9 @@ class _RowLoader:
         members = self._rows[self._row]
         self._row += 1
         found = [self._window[i] for i in members]
-        self._statistics.give([drawn for drawn, _ in found], [document for _, document in found])
-        return build_row([document for _, document in found], self._seq_len)
+        drawn, documents = [drawn for drawn, _ in found], [document for _, document in found]
+        self._statistics.give(drawn, documents, self._epochs[self._row - 1])
+        return build_row(documents, self._seq_len)
 
     def state_dict(self) -> State:
         if self._row == len(self._rows):
@@ -151,6 +152,7 @@ class _RowLoader:
         self._chunks: deque[_Chunk] = deque()
         self._window: list[tuple[Drawn, Document]] = []
         self._rows: list[list[int]] = []
+        self._epochs: list[dict[str, int]] = []
         self._row = 0
         self._ahead = self._pool.ahead
 
@@ -178,6 +180,7 @@ class _RowLoader:
             self._ahead = max(self._pool.ahead, used)
             self._begin_chunks()
         self._rows = _layout([d for _, d in self._window], self._section.pack, self._seq_len, self._seed, self._number)
+        self._epochs = _epochs([[self._window[i][0] for i in members] for members in self._rows])
         self._number += 1
         self._row = 0
 
@@ -210,6 +213,18 @@ def _on_side(drawn: Drawn, holdout: float, side: Side) -> bool:
     if holdout == 0:
         return True
     return held_out(prompt_id(drawn.example.before_reply), holdout) == (side == "validation")
+
+
+def _epochs(rows: Sequence[Sequence[Drawn]]) -> list[dict[str, int]]:
+    """For each row of a window, the earliest epoch of each set that it and the rows after it hold. (A window may hold
+    several epochs of a small set, and its rows are shuffled.)"""
+    found: list[dict[str, int]] = []
+    earliest: dict[str, int] = {}
+    for drawn in reversed(rows):
+        for one in drawn:
+            earliest[one.label] = min(one.epoch, earliest.get(one.label, one.epoch))
+        found.append(dict(earliest))
+    return found[::-1]
 
 
 def _layout(documents: Sequence[Document], pack: bool, seq_len: int, seed: int, window: int) -> list[list[int]]:

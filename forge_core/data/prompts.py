@@ -81,6 +81,14 @@ class PromptSet(Sequence):
         return [prompt_id(self._messages(number, row)[0]) for number, row in enumerate(self._source.rows)]
 
     @property
+    def unanswered(self) -> int:
+        """How many rows have no ground truth: nothing in its column or, without one, no reply at the end."""
+        answer, rows = self._layout.answer, self._source.rows
+        if answer is None:
+            return sum(not self._messages(number, row)[1] for number, row in enumerate(rows))
+        return sum(value_at(row, answer) in (None, "") for row in rows)
+
+    @property
     def columns(self) -> list[str]:
         return self._source.columns
 

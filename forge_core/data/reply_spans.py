@@ -5,7 +5,8 @@ reply can neither be searched for in the rendered text nor measured by rendering
 
 Method: render the conversation again with one reply replaced by a mark that occurs nowhere. What the two renderings
 have in common before and after it is not that reply; what differs is. A reply begins where generation would begin:
-behind the text that the template adds to ask for a reply, where that lies just before.
+behind the text that the template adds to ask for a reply, where that stands between the message before and the reply.
+What the template itself writes between the two differs only where it treats the reply specially.
 
 Guarantees: the rendering of the messages as they are is what is trained on; spans are in order and do not overlap; a
 template that resists the method is a DataError, never a wrong mask.
@@ -31,25 +32,59 @@ def reply_spans(
     """
     text = render(list(messages))
     opening = opening_of()
-    mark = next(chr(code) for code in _PRIVATE if chr(code) not in text)
+    marks = [chr(code) for code in _PRIVATE if chr(code) not in text]
     spans: list[tuple[int, int]] = []
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        marked = render([*messages[:index], {"role": "assistant", "content": mark}, *messages[index + 1 :]])
-        if mark not in marked:
+        marked = render(_with_mark(messages, index, marks[0]))
+        if marks[0] not in marked:
             continue
         start, end = _difference(text, marked)
         before = spans[-1][1] if spans else 0
-        begins = text.rfind(opening, before, start) if opening else -1
-        start = start if begins < 0 else begins + len(opening)
-        if marked.count(mark) > 1 or not before <= start <= end:
+        begins = _opening_at(render, messages, index, marks, marked, opening, start)
+        start, found = (start, False) if begins < before else (begins + len(opening), True)
+        told_apart = found or _begins_at(marked, marks[0], start, message)
+        if marked.count(marks[0]) > 1 or not before <= start <= end or not told_apart:
             raise DataError(
                 f"dataset: the model's chat template writes message {index} where its tokens cannot be told from "
                 "those of others: mark replies in the template with {% generation %}, or set masking=all"
             )
         spans.append((start, end))
     return text, spans
+
+
+def _with_mark(messages: Sequence[dict[str, Any]], index: int, mark: str) -> list[dict[str, Any]]:
+    """The messages, number ``index`` of them a reply of nothing but ``mark``."""
+    return [*messages[:index], {"role": "assistant", "content": mark}, *messages[index + 1 :]]
+
+
+def _opening_at(
+    render: Render,
+    messages: Sequence[dict[str, Any]],
+    index: int,
+    marks: Sequence[str],
+    marked: str,
+    opening: str,
+    start: int,
+) -> int:
+    """Where the last ``opening`` up to ``start`` is, unless the message before has written it; else -1."""
+    begins = marked.rfind(opening, 0, start) if opening else -1
+    if begins < 0 or begins + len(opening) == start or index == 0:
+        return begins
+    previous = messages[index - 1]
+    longer = {**previous, "content": f"{previous.get('content') or ''}{marks[1]}"}
+    both = render(_with_mark([*messages[: index - 1], longer, *messages[index:]], index, marks[0]))
+    ends, reply = both.rfind(marks[1]), both.find(marks[0])
+    distance = marked.find(marks[0]) - begins
+    return begins if ends < 0 or distance < reply - ends else -1
+
+
+def _begins_at(marked: str, mark: str, start: int, message: dict[str, Any]) -> bool:
+    """Whether the renderings part where the reply begins: what a template wrote before it would count otherwise. (Calls
+    of tools may stand where content would have a space before it.)"""
+    between = marked[start : marked.find(mark)]
+    return not between or (not between.strip() and not message.get("content"))
 
 
 def _difference(text: str, marked: str) -> tuple[int, int]:

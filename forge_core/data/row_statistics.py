@@ -9,7 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forge_core.data.documents import Drawn
@@ -31,8 +31,8 @@ class Statistics:
         self._sets: dict[str, dict[str, int]] = {}
         self._rows, self._tokens = 0, 0
 
-    def give(self, drawn: Sequence[Drawn], documents: Sequence[Document]) -> None:
-        """Count a row."""
+    def give(self, drawn: Sequence[Drawn], documents: Sequence[Document], epochs: Mapping[str, int]) -> None:
+        """Count a row. ``epochs``: how many of each of its sets were over before it."""
         self._rows += 1
         for one, document in zip(drawn, documents, strict=True):
             length, found = len(document.tokens), self._of(one.label)
@@ -41,7 +41,7 @@ class Statistics:
             found["tokens"] += length
             found["longest"] = max(found["longest"], length)
             found["shortest"] = min(found["shortest"] or length, length)
-            found["epochs"] = max(found["epochs"], one.epoch)
+            found["epochs"] = max(found["epochs"], epochs[one.label])
             if document.fate == "truncated":
                 self._count(one.label, "truncated")
 

@@ -46,7 +46,7 @@ class SftSource(Section):
     columns: dict[str, str] = Field(
         {}, description="Which column holds what the format needs, such as {instruction: question, output: answer}."
     )
-    system_prompt: str | None = Field(None, description="System message of conversations that have none.")
+    system_prompt: str | None = Field(None, description="System message of conversations that have none; '': none.")
     masking: Masking | None = Field(
         None,
         description="Which tokens count in the loss: assistant: all replies; last: the last reply; all: every token. "

@@ -2,7 +2,8 @@
 
 Guarantees:
 - What is wrong with a set is a DataError naming the key within the section (``dataset.mixture.1.columns``).
-- ``check_sft_data`` reads at most one row of each set, asks the hub only what there is and calls no function.
+- ``check_sft_data`` reads the first row of each set (of a streamed one the first few), asks the hub only what there is
+  and calls no function.
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ def maskings(section: SftSource, around: str = "assistant") -> dict[str, str]:
 
 
 def check_sft_data(section: SftDataConfig, *, key: str = "dataset") -> None:
-    """Find what is wrong with ``section`` before a model is loaded: at most one row of a file is read. Raises
-    DataError."""
+    """Find what is wrong with ``section`` before a model is loaded, from the first rows. Raises DataError."""
     for source, system, where in _sets(section, section.system_prompt, key):
         _check(source, system, where)
 
@@ -46,13 +46,17 @@ def _sets(source: SftSource, system: str | None, key: str) -> Iterator[tuple[Sft
     if source.path is not None:
         yield source, system, key
     for number, child in enumerate(source.mixture):
-        yield from _sets(child, child.system_prompt or system, f"{key}.mixture.{number}")
+        yield from _sets(child, _system(child, system), f"{key}.mixture.{number}")
+
+
+def _system(source: SftSource, around: str | None) -> str | None:
+    return around if source.system_prompt is None else source.system_prompt
 
 
 def _open(source: SftSource, whole: SftDataConfig, system: str | None, seed: int, key: str) -> Documents:
     if source.mixture:
         children = [
-            (_open(child, whole, child.system_prompt or system, seed, f"{key}.mixture.{number}"), child.weight)
+            (_open(child, whole, _system(child, system), seed, f"{key}.mixture.{number}"), child.weight)
             for number, child in enumerate(source.mixture)
         ]
         return MixedDocuments(source.called, children, seed)

@@ -3,6 +3,7 @@
 Guarantees:
 - A set is a sequence of rows (dicts by column) whose order never changes.
 - ``limit`` rows are read at most, so that reading one row is a cheap check of a file.
+- A cell of a CSV file is text, whatever it looks like: ``007`` stays ``007``, and ``NA`` is a word.
 - Everything that is wrong with ``path`` is a DataError that names the key and the remedy.
 """
 
@@ -12,6 +13,7 @@ import csv
 import difflib
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob
@@ -29,6 +31,8 @@ from forge_core.data.tagged import encode
 
 Row = dict[str, Any]
 FILE_TYPES = (".jsonl", ".json", ".parquet", ".csv")
+ENCODING = "utf-8-sig"  # UTF-8, with or without the mark that some programs begin a file with
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # an escaped half of a character outside the first 65536
 
 
 class ArrowRows(Sequence):
@@ -62,11 +66,27 @@ def read_file(path: Path, limit: int | None, key: str) -> Source:
     if path.suffix == ".parquet":
         table = _parquet(path, limit, key)
         return Source(ArrowRows(table), table.column_names, path.stem)
-    readers: dict[str, Callable[[Path, str], Iterable[Row]]] = {".jsonl": _jsonl, ".json": _json, ".csv": _csv}
-    if path.suffix not in readers:
+    if path.suffix not in FILE_TYPES:
         raise DataError(f"{key}.path: {path} is not one of the file types {', '.join(FILE_TYPES)}: convert it to JSONL")
-    rows = list(islice(readers[path.suffix](path, key), limit))
+    rows = list(islice(text_rows(path, key), limit))
     return Source(rows, columns_of(rows, str(path), key), path.stem)
+
+
+def text_rows(path: Path, key: str) -> Iterator[Row]:
+    """Rows of a JSONL, JSON or CSV file, one by one. Raises DataError."""
+    readers: dict[str, Callable[[Path, str], Iterable[Row]]] = {".jsonl": _jsonl, ".json": _json, ".csv": _csv}
+    try:
+        yield from readers[path.suffix](path, key)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{key}.path: {path} is not UTF-8 text ({error}): convert it") from error
+
+
+def files_rows(files: Sequence[str], key: str) -> Iterator[Row]:
+    """``text_rows`` of all ``files``. Raises DataError, also when a row is not a dict."""
+    for name in files:
+        for number, row in enumerate(text_rows(Path(name), key)):
+            _check_object(row, number, name, key)
+            yield row
 
 
 def is_pattern(place: str) -> bool:
@@ -107,10 +127,14 @@ def columns_of(rows: Sequence[Row], where: str, key: str) -> list[str]:
     """Columns in order of appearance. Raises DataError when a row is not a dict."""
     columns: dict[str, None] = {}
     for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise DataError(f"{key}.path: row {number} of {where} is a {type(row).__name__}; rows must be objects")
+        _check_object(row, number, where, key)
         columns.update(dict.fromkeys(row))
     return list(columns)
+
+
+def _check_object(row: Any, number: int, where: str, key: str) -> None:
+    if not isinstance(row, dict):
+        raise DataError(f"{key}.path: row {number} of {where} is a {type(row).__name__}; rows must be objects")
 
 
 def reasoning_gym_rows(task: str, options: dict[str, Any], limit: int | None, seed: int, key: str) -> Source:
@@ -179,14 +203,14 @@ def _parquet_rows(path: Path, limit: int | None) -> pa.Table:
 
 
 def _jsonl(path: Path, key: str) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding=ENCODING) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield _parse(line, f"{path}, line {number}", key)
 
 
 def _json(path: Path, key: str) -> list[Row]:
-    rows = _parse(path.read_text(encoding="utf-8"), str(path), key)
+    rows = _parse(path.read_text(encoding=ENCODING), str(path), key)
     if not isinstance(rows, list):
         raise DataError(
             f"{key}.path: {path} holds a {type(rows).__name__}; it must be a list of objects (or use JSONL)"
@@ -195,15 +219,32 @@ def _json(path: Path, key: str) -> list[Row]:
 
 
 def _csv(path: Path, key: str) -> Iterator[Row]:
-    with path.open(encoding="utf-8", newline="") as lines:
-        yield from csv.DictReader(lines)
+    csv.field_size_limit(2**31 - 1)  # the library's own limit is shorter than a document
+    with path.open(encoding=ENCODING, newline="") as lines:
+        reader = csv.DictReader(lines, strict=True)
+        try:
+            yield from (_as_wide_as_the_head(row, f"{path}, line {reader.line_num}", key) for row in reader)
+        except csv.Error as error:
+            raise DataError(f"{key}.path: {path}, line {reader.line_num} is not valid CSV: {error}") from error
+
+
+def _as_wide_as_the_head(row: dict[Any, Any], where: str, key: str) -> Row:
+    if None in row or None in row.values():  # how the library says too many cells, and too few
+        more = "more" if None in row else "fewer"
+        raise DataError(f"{key}.path: {where} has {more} cells than the first line: quote cells that hold a comma")
+    return row
 
 
 def _parse(text: str, where: str, key: str) -> Any:
     try:
-        return json.loads(text)
+        found = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(found, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise DataError(f"{key}.path: {where} is not valid JSON: {error}") from error
+    except UnicodeEncodeError as error:
+        raise DataError(f"{key}.path: {where} holds half of a character ({error}): repair or remove it") from error
+    return found
 
 
 def _import_reasoning_gym(key: str) -> Any:

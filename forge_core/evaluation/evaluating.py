@@ -3,6 +3,8 @@
 Invariants:
 - ``evaluations/<identity>/`` is one evaluation for ever, whoever asks for it: what exists is not done again, and what a
   run did while it trained is taken over as it is.
+- Who asks again is answered without a tokenizer, whose import takes seconds: ``evaluations/asked/`` says which
+  evaluation it was, by the digest of all that decides it.
 - Everything that can be wrong with the configuration is found before an engine is loaded.
 """
 
@@ -12,25 +14,27 @@ import os
 import time
 from collections.abc import Callable
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from forge_core.config import ConfigError, RunConfig
+from forge_core.data.identity import prompt_digest
 from forge_core.data.prompts import Prompt, load_prompts, render
-from forge_core.data_model import GenerationRequest
+from forge_core.data_model import SCHEMA_VERSION, GenerationRequest
 from forge_core.devices import Placement, alone, place, visible_gpus
 from forge_core.environments.resolve import build_play, tools_of
 from forge_core.evaluation.policies import Policy
 from forge_core.evaluation.suite import answered_rows, heldout_prompts, identity, place_of, suite_requests
-from forge_core.models.scratch import check_encodable
 from forge_core.rewards.actor import RewardActor
+from forge_core.rewards.identity import reward_identity
 from forge_core.runs.checks import check_run
+from forge_core.runs.code import forge_version
 from forge_core.runs.engines import build_generator
 from forge_core.runs.episodes import EPISODES_FILE, REWARDS_FILE, episode_of, episodes_bytes, rewards_bytes
 from forge_core.runs.responding import environment_identity, respond
-from forge_core.runs.stages import refuse_outage, reward_identity, reward_item
 from forge_core.stop import StopToken
-from forge_core.store import Ledger, Store, layout
+from forge_core.store import Ledger, Store, digest, layout
 
 
 def evaluate_policy(
@@ -39,13 +43,15 @@ def evaluate_policy(
     """The prefix of the evaluation of ``policy`` that ``config`` describes, made now unless it exists. Raises
     ConfigError, DataError, ModelError, RewardError before any work, and Stopped."""
     work = _Work(store, config, policy, stop)
-    if store.published(work.prefix):
-        note(f"{policy.name}: evaluated before: {work.prefix}")
-    elif work.take_over():
+    if prefix := work.asked_before() or work.done_before():
+        note(f"{policy.name}: evaluated before: {prefix}")
+        return prefix
+    if work.take_over():
         note(f"{policy.name}: evaluated by its run: {work.prefix}")
     else:
         note(f"{policy.name}: evaluating {len(work.requests)} responses to {len(work.prompts)} prompts")
         work.do()
+    work.remember()
     return work.prefix
 
 
@@ -77,6 +83,8 @@ class _Work:
 
     @cached_property
     def requests(self) -> list[GenerationRequest]:
+        from forge_core.models.scratch import check_encodable  # imports torch
+
         tokenizer, section = self._tokenizer, self.config.dataset
         assert section is not None
         tools = tools_of(self.config.environment)
@@ -103,11 +111,57 @@ class _Work:
     @cached_property
     def identity(self) -> str:
         environment = environment_identity(self.config.environment)
-        return identity(self._policy.digest, self.requests, self.prompts, reward_identity(self.config), environment)
+        return identity(
+            self._policy.digest,
+            self.requests,
+            self.prompts,
+            reward_identity(self.config.rewards.functions),
+            environment,
+        )
 
     @property
     def prefix(self) -> str:
         return layout.evaluation_of(self.identity)
+
+    @cached_property
+    def question(self) -> str:
+        """Digest of what decides ``identity``; the tokenizer's part is known by its files and the library."""
+        dataset, rollout = self.config.dataset, self.config.rollout
+        assert dataset is not None
+        return digest(
+            {
+                "weights": self._policy.digest,
+                "prompts": [(prompt_digest(prompt), prompt.task) for prompt in self.prompts],
+                "eval": self.config.eval.model_dump(mode="json"),
+                "seed": self.config.run.seed,
+                "lengths": (self.config.max_prompt_tokens, rollout.max_new_tokens),
+                "rendering": (dataset.chat_template, list(tools_of(self.config.environment))),
+                "functions": reward_identity(self.config.rewards.functions),
+                **environment_identity(self.config.environment),
+                "code": (SCHEMA_VERSION, forge_version(), metadata.version("transformers")),
+            }
+        )
+
+    # What is there already -----------------------------------------------------------------------------------------
+
+    def asked_before(self) -> str | None:
+        """The evaluation that the same question had before, if it is there."""
+        key = layout.evaluation_asked(self.question)
+        if not self._store.exists(key):
+            return None
+        prefix = layout.evaluation_of(self._store.read_json(key)["evaluation"])
+        return prefix if self._store.published(prefix) else None
+
+    def done_before(self) -> str | None:
+        """The same, whatever it was asked as."""
+        if not self._store.published(self.prefix):
+            return None
+        self.remember()
+        return self.prefix
+
+    def remember(self) -> None:
+        """Write down which evaluation answers the question."""
+        self._store.put_json(layout.evaluation_asked(self.question), {"evaluation": self.identity})
 
     # How it is done -----------------------------------------------------------------------------------------------
 
@@ -131,6 +185,8 @@ class _Work:
 
     def do(self) -> None:
         """Sample, grade, publish."""
+        from forge_core.runs.stages import refuse_outage, reward_item  # imports torch
+
         rewards = RewardActor.from_config(self.config.rewards)
         try:
             rows, seconds = self._sample()

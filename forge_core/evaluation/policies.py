@@ -11,9 +11,8 @@ from pathlib import Path
 
 from forge_core.evaluation.suite import policy_digest
 from forge_core.models.errors import ModelError
-from forge_core.models.resolve import resolve_model
+from forge_core.models.resolve import MODEL_FILES, resolve_model
 from forge_core.models.stored import RunVersion, parse_run_version, stored_model, stored_prefix
-from forge_core.runs.initialise import MODEL_FILES
 from forge_core.store import File, Ledger, Store, layout
 from forge_core.store.digests import data_digest
 from forge_core.weights.registry import ALIASES, PRODUCTION, Record, Registry, require_weights

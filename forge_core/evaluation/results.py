@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
@@ -94,7 +94,7 @@ def compare(one: Evaluation, other: Evaluation, confidence: float = CONFIDENCE) 
     """How much better ``one`` is than ``other``, paired over prompts: bootstrap and permutation test. Raises StoreError
     when they have no prompt in common."""
     ours, theirs = (_rewards(e.episodes) for e in (one, other))
-    common = sorted(ours.keys() & theirs.keys())
+    common = [key for key in ours if key in theirs]
     if not common:
         raise StoreError(
             f"{one.prefix} and {other.prefix} have no prompt in common: evaluate both with one configuration"
@@ -122,13 +122,20 @@ def _summary(
     )
 
 
-def _rewards(episodes: Iterable[Episode]) -> dict[tuple[int, str], list[float]]:
-    """The rewards of the graded samples of each prompt, which is known by its place and its id."""
-    found: dict[tuple[int, str], list[float]] = defaultdict(list)
+def _rewards(episodes: Sequence[Episode]) -> dict[tuple[str, int], list[float]]:
+    """The rewards of the graded samples of each prompt, in the order of the prompts. A prompt is known by its id and by
+    which of its repetitions it is; its place is another where the set has grown meanwhile."""
+    places = sorted({(place_of(e.episode_id)[0], e.prompt_id) for e in episodes})
+    repeated: dict[str, int] = defaultdict(int)
+    keys = {}
+    for place, prompt_id in places:
+        keys[place] = (prompt_id, repeated[prompt_id])
+        repeated[prompt_id] += 1
+    found: dict[tuple[str, int], list[float]] = {keys[place]: [] for place, _ in places}
     for e in episodes:
         if e.reward is not None:
-            found[place_of(e.episode_id)[0], e.prompt_id].append(e.reward)
-    return dict(found)
+            found[keys[place_of(e.episode_id)[0]]].append(e.reward)
+    return {key: values for key, values in found.items() if values}
 
 
 def _passes(rewards: Sequence[Sequence[float]]) -> dict[int, float]:

@@ -22,6 +22,7 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 HEAD = "lm_head.weight"  # left out of the files when it is the input embedding too
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # endings of the files of a run's version
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
 
 

@@ -64,9 +64,9 @@ def check_role(store: Store, record: RunRecord, role: str) -> list[str]:
 def _check_loss(config: RunConfig) -> None:
     """A loss in the user's own file must load before anything else does."""
     if config.loss.name == "custom":
-        from forge_core.algorithms.losses import build_loss  # imports torch, which bad input need not wait for
+        from forge_core.algorithms.losses import check_loss  # imports torch, which bad input need not wait for
 
-        build_loss(config)
+        check_loss(config)
 
 
 @lru_cache(maxsize=4)  # the command checks before it starts a server, the flow checks again

@@ -30,7 +30,7 @@ def code_digests(config: AnyConfig, flow: str = "grpo") -> dict[str, str]:
     own = hashlib.sha256()
     for file in sorted(f for package in OWN_PACKAGES for f in (FORGE / package).rglob("*.py")):
         own.update(file.relative_to(FORGE).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
-    return {f"forge-rl {_version()}": own.hexdigest(), **_named_digests(config, flow)}
+    return {f"forge-rl {forge_version()}": own.hexdigest(), **_named_digests(config, flow)}
 
 
 def named_code(config: AnyConfig, flow: str = "grpo") -> dict[str, tuple[str, str]]:
@@ -105,7 +105,7 @@ def check_named_code(
         raise ConfigError(problems, f"the code of run {run_id!r} cannot be used")
 
 
-def _version() -> str:
+def forge_version() -> str:
     """The installed version; a bare checkout (on ``PYTHONPATH``) has none."""
     try:
         return version("forge-rl")

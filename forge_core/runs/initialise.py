@@ -22,15 +22,14 @@ from forge_core.data.prompts import PromptSet, load_prompts, render, split_holdo
 from forge_core.engine_thread import EngineThread
 from forge_core.models.imports import import_model_code
 from forge_core.models.probe import PROBE
+from forge_core.models.resolve import MODEL_FILES
 from forge_core.runs.context import RunContext
-from forge_core.runs.prompt_checks import duplicate_warnings
+from forge_core.runs.prompt_checks import prompt_warnings
 from forge_core.runs.record import now
 from forge_core.store import digest, layout
 from forge_core.temporary import temporary_folder
 from forge_core.training.packing import PAD_ID, Sample, pack
 from forge_core.training.settings import TrainerSettings
-
-MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 
 
 def initialise(ctx: RunContext) -> dict[str, Any]:
@@ -39,7 +38,7 @@ def initialise(ctx: RunContext) -> dict[str, Any]:
     Every process that works on the run calls this before it starts threads: see ``import_model_code``.
     """
     if ctx.ledger.init() is None:
-        for warning in duplicate_warnings(ctx.config, ctx.prompts) if ctx.config.dataset and ctx.samples else ():
+        for warning in prompt_warnings(ctx.config, ctx.prompts) if ctx.config.dataset and ctx.samples else ():
             ctx.note(f"warning: {warning}")
         _publish_version_zero(ctx)
     committed = ctx.ledger.init()

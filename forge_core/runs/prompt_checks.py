@@ -18,6 +18,7 @@ from forge_core.config.data_sections import DatasetSection, ScratchModel
 from forge_core.data.errors import DataError
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, split_holdout
 from forge_core.models.special import without_special
+from forge_core.rewards.resolve import needs_answer
 
 LOOKED_AT = 256
 LOCAL = ("python://", "reasoning_gym://")
@@ -52,9 +53,9 @@ def trained_and_evaluated(config: RunConfig, prompts: PromptSet) -> tuple[list[P
     return [prompts[row] for row in train], [prompts[row] for row in held]
 
 
-def duplicate_warnings(config: RunConfig, prompts: PromptSet) -> list[str]:
-    """What a person should know when a run begins: equal prompts, and those of ``eval.split`` that are trained on too.
-    ``forge data`` lists them, and near duplicates."""
+def prompt_warnings(config: RunConfig, prompts: PromptSet) -> list[str]:
+    """What a person should know when a run begins: prompts that no answer could be right for, equal prompts, and those
+    of ``eval.split`` that are trained on too. ``forge data`` lists them, and near duplicates."""
     ids = prompts.prompt_ids
     found = {"rows repeat an earlier prompt": len(ids) - len(set(ids))}
     if config.eval.split and config.eval.prompts:
@@ -62,7 +63,10 @@ def duplicate_warnings(config: RunConfig, prompts: PromptSet) -> list[str]:
         found[f"prompts of eval.split={config.eval.split} are trained on too"] = len(
             {prompt.prompt_id for prompt in evaluated} & set(ids)
         )
-    return [f"dataset.path: {count} {what}: forge data CONFIG lists them" for what, count in found.items() if count]
+    told = [f"dataset.path: {count} {what}: forge data CONFIG lists them" for what, count in found.items() if count]
+    missing = prompts.unanswered if any(needs_answer(path) for path in config.rewards.paths) else 0
+    lacking = f"dataset.path: {missing} of {len(prompts)} rows have no answer, so no response to them can be right"
+    return [lacking, *told] if missing else told
 
 
 def _first(dataset: DatasetSection, seed: int, key: str) -> list[Prompt]:

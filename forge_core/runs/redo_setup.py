@@ -116,9 +116,9 @@ def check_redo(config: RunConfig, parent: Parent) -> list[str]:
         return []
     warnings = validate_for_training(sampling_nothing(config).model_copy(update={"generator": GeneratorSection()}))
     if config.loss.name == "custom":
-        from forge_core.algorithms.losses import build_loss  # imports torch, which bad input need not wait for
+        from forge_core.algorithms.losses import check_loss  # imports torch, which bad input need not wait for
 
-        build_loss(config)
+        check_loss(config)
     return warnings
 
 

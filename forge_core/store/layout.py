@@ -170,6 +170,11 @@ def evaluation_of(identity: str) -> str:
     return f"evaluations/{identity}/"
 
 
+def evaluation_asked(question: str) -> str:
+    """Which evaluation answers ``question``, the digest of what was asked for before a tokenizer was loaded."""
+    return f"evaluations/asked/{question}.json"
+
+
 def retraining(retrain_id: str) -> str:
     """What a retraining began with."""
     return f"retrainings/{retrain_id}.json"

@@ -10,11 +10,14 @@ import pytest
 import torch
 import yaml
 
-from forge_core.algorithms.losses import CORRECTIONS, LOSSES, PolicyLoss, build_loss
+from forge_core.algorithms.losses import CORRECTIONS, LOSSES, PolicyLoss, build_loss, check_loss
+from forge_core.algorithms.losses.probe import probe
 from forge_core.config import ConfigError, load_config
 from forge_core.config.keys import choices, key_fields
+from forge_core.runs.checks import check_run
 from forge_core.runs.record import code_digests
-from tests.algorithms.batches import random_rows
+from tests.algorithms.batches import EVERY_LOSS, random_rows
+from tests.runs.harness import TINY
 
 DOCS = Path(__file__).parents[2] / "docs"
 ALGORITHMS = (DOCS / "algorithms.md").read_text()
@@ -78,6 +81,7 @@ def test_the_tutorial_s_loss_is_called_with_the_six_tensors(tutorial: list[dict]
 
 
 def test_the_tutorial_s_second_loss_is_on_the_fast_path(tutorial: list[dict]) -> None:
+    check_loss(load_config(tutorial[1]))
     loss_fn = build_loss(load_config(tutorial[1]))
     assert isinstance(loss_fn, PolicyLoss)
     rows = random_rows()
@@ -151,6 +155,60 @@ def test_a_custom_loss_that_cannot_be_used_says_why(
     with pytest.raises(ConfigError) as caught:
         build_loss(config)
     assert message in str(caught.value).replace(f"{tmp_path}/", "")
+
+
+RETURNING = {
+    "-tokens.logprobs.exp() * tokens.advantages": r"returned a tensor of shape \(2, 64\); it must return \(loss",
+    "None": "returned None;",
+    "tokens.logprobs.sum(), {}": r"returned \(a tensor of shape \(\), a dict\);",
+    "tokens.logprobs, None": r"returned \(a tensor of shape \(2, 64\), None\);",
+    "tokens.logprobs.detach(), {}": r"returned a loss that does not depend on tokens\.logprobs \(it has no gradient\);",
+    "tokens.logprobs, {'ratio': 1.0}": "returned a float as the metric 'ratio';",
+    "tokens.logprobs @ tokens.logprobs, {}": r"^loss\.path: \S+ Mine failed on a small batch .*RuntimeError: ",
+    "tokens.log_probs, {}": "failed on a small batch .*AttributeError: 'Tokens' object has no attribute 'log_probs'",
+}
+
+
+@pytest.mark.parametrize("returned", RETURNING)
+def test_a_formula_that_returns_something_else_is_named_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from forge_core.algorithms.losses import PolicyLoss\n\n\n"
+        "class Mine(PolicyLoss):\n"
+        "    def __init__(self):\n        super().__init__(beta=0.1, agg_type='token_mean')\n\n"
+        f"    def policy_gradient(self, tokens):\n        return {returned}\n"
+    )
+    with pytest.raises(ConfigError, match=RETURNING[returned]) as caught:
+        check_run(load_config({**TINY, "loss": {"name": "custom", "path": "mine.py:Mine"}}))
+    assert "loss.path: " in str(caught.value)
+    assert "mine.py:Mine: Mine" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("pass", r"Mine failed on a small batch .* does its __init__ call super\(\)\.__init__\?"),
+        ("super().__init__(beta=0.0, agg_type='token_mean')", r"Mine has no policy_gradient\(self, tokens\)"),
+    ],
+)
+def test_a_class_that_is_not_whole_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    formula = "    def policy_gradient(self, tokens):\n        return tokens.logprobs, {}\n" if body == "pass" else ""
+    (tmp_path / "mine.py").write_text(
+        "from forge_core.algorithms.losses import PolicyLoss\n\n\n"
+        f"class Mine(PolicyLoss):\n    def __init__(self):\n        {body}\n\n{formula}"
+    )
+    with pytest.raises(ConfigError, match=said):
+        check_loss(load_config({"loss": {"name": "custom", "path": "mine.py:Mine"}}))
+
+
+@pytest.mark.parametrize("name", EVERY_LOSS)
+def test_every_built_in_formula_would_pass_as_one_of_a_user(name: str) -> None:
+    probe(EVERY_LOSS[name](), "mine.py:Mine")
 
 
 def test_clips_that_are_left_out_are_those_of_grpo_where_they_mean_the_same() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from forge_core.config import load_config
@@ -48,6 +50,41 @@ def test_on_imagined_gpus_what_does_not_fit_is_a_failure_that_names_the_settings
     assert rows(enough.out)["trainer, each of 4 ranks"]["where"] == "GPU 1, 2, 3, 4"
 
 
+HALF_A_BILLION = [
+    *("model.hidden_size=1024", "model.intermediate_size=3072", "model.num_layers=28", "model.num_heads=16"),
+    *("model.head_dim=128", "training.dtype=bfloat16", "generator.dtype=bfloat16", "grpo.beta=0.1"),
+]
+
+
+def test_of_one_gpu_that_generator_and_trainer_share_it_counts_what_is_there_at_a_time(forge: Forge):
+    one = ["config", QUICKSTART, "--estimate", "--gpu-memory", "80", "--gpus", "1", *HALF_A_BILLION]
+    needed = {}
+    for sharing in ("sleep", "split"):
+        result = forge(*one, "generator.backend=vllm", f"generator.sharing={sharing}")
+        assert result.status == 0, result.out
+        table = rows(result.out)
+        assert {row["where"] for row in table.values()} == {"GPU 0"}
+        (line,) = re.findall(r"GPU 0: ([\d.]+) of 80.00 GiB: fits", result.out)
+        needed[sharing] = float(line)
+        totals = {role: float(row["total"]) for role, row in table.items()}
+        said = (
+            "take turns on it (generator.sharing=sleep)"
+            if sharing == "sleep"
+            else "hold their memory on it at the same"
+        )
+        assert f"GPU 0: generator and trainer {said}" in result.out
+    assert needed["split"] == pytest.approx(sum(totals.values()), abs=0.03)
+    assert max(totals.values()) < needed["sleep"] < needed["split"]
+
+
+def test_too_little_for_what_shares_a_gpu_is_a_failure(forge: Forge):
+    one = ["config", QUICKSTART, "--estimate", "--gpu-memory", "10", "--gpus", "1", *HALF_A_BILLION]
+    result = forge(*one)
+    assert result.status == 1
+    assert "GPU 0: generator and trainer hold their memory on it at the same time" in result.out
+    assert "does not fit" in result.out
+
+
 def test_one_minute_and_one_step_are_said_as_such():
     one = load_config(QUICKSTART, ["steps=1", "warm_start.steps=1", "eval.prompts=1", "training.batch_size=64"])
     assert estimate_line(one).endswith("stored, about 1 minute for 1 step")
@@ -68,6 +105,16 @@ def test_settings_that_several_devices_share_are_named_once(forge: Forge):
     [
         (["--gpu-memory", "80"], "give both"),
         (["--estimate", "--gpu-memory", "0"], "must be above 0"),
+        (["--estimate", "--gpus", "1"], "--gpus is the number of GPUs that --estimate --gpu-memory GIB imagines"),
+        (["--estimate", "--gpu-memory", "80", "--gpus", "0"], "0"),
+        (
+            ["--estimate", "--gpu-memory", "80", "--gpus", "2", "parallelism.data_parallel_shard_degree=4"],
+            "not enough GPUs: 5 are wanted",
+        ),
+        (
+            ["--estimate", "--gpu-memory", "80", "--gpus", "2", "parallelism.data_parallel_shard_degree=4"],
+            "estimate for more GPUs: --gpus N",
+        ),
         (["--estimate", "~model"], "model: is missing"),
         (["--estimate", "services.trainer.with_gpus=true"], "not enough GPUs"),
         (["--estimate", "services.trainer.with_gpus=true"], "GPUs that this machine lacks: --gpu-memory GIB"),

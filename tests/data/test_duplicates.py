@@ -9,7 +9,7 @@ from forge_core.config import load_config
 from forge_core.data import load_prompts
 from forge_core.data.duplicates import find_duplicates, normalised
 from forge_core.data.prompts import Prompt, prompt_id
-from forge_core.runs.prompt_checks import duplicate_warnings, trained_and_evaluated
+from forge_core.runs.prompt_checks import prompt_warnings, trained_and_evaluated
 
 
 def prompts(*texts: str, targets: str = "") -> list[Prompt]:
@@ -55,11 +55,29 @@ def test_a_run_says_at_its_start_what_is_repeated_and_what_of_its_evaluation_it_
     write(folder / "test.jsonl", ["c", "d"])
     config = load_config({"dataset": {"path": str(folder)}, "eval": {"split": "test"}})
     loaded = load_prompts(config.dataset, seed=0)
-    assert duplicate_warnings(config, loaded) == [
+    assert prompt_warnings(config, loaded) == [
         "dataset.path: 1 rows repeat an earlier prompt: forge data CONFIG lists them",
         "dataset.path: 1 prompts of eval.split=test are trained on too: forge data CONFIG lists them",
     ]
     assert find_duplicates(*trained_and_evaluated(config, loaded)).across == [(3, 0)]
+
+
+def test_a_run_says_at_its_start_how_many_prompts_have_no_answer(tmp_path: Path):
+    (tmp_path / "x.jsonl").write_text(
+        '{"prompt": "a", "answer": "1"}\n{"prompt": "b"}\n{"prompt": "c", "answer": ""}\n'
+    )
+    given = {"dataset": {"path": str(tmp_path / "x.jsonl")}, "rewards": {"functions": [{"path": "math"}]}}
+    said = "dataset.path: 2 of 3 rows have no answer, so no response to them can be right"
+    for rewards, expected in (("math", [said]), ("format", [])):
+        config = load_config({**given, "rewards": {"functions": [{"path": rewards}]}})
+        assert prompt_warnings(config, load_prompts(config.dataset, seed=0)) == expected
+    asked, reply = {"role": "user", "content": "a"}, {"role": "assistant", "content": "1"}
+    (tmp_path / "x.jsonl").write_text(
+        json.dumps({"messages": [asked, reply]}) + "\n" + json.dumps({"messages": [asked]})
+    )
+    told = load_prompts(load_config(given).dataset, seed=0, needs_answer=True)
+    assert [p.target for p in told] == ["1", None]
+    assert "1 of 2 rows have no answer" in prompt_warnings(load_config(given), told)[0]
 
 
 def test_exact_repeats_never_lie_on_both_sides_of_a_hash_split_and_near_ones_are_reported(tmp_path: Path):

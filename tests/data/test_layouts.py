@@ -123,6 +123,9 @@ def test_usual_column_names_are_found_in_order(tmp_path: Path, columns: dict, pr
         ("no box", "no box"),
         (r"\boxed{never closed", r"\boxed{never closed"),
         (r"\boxed{}", ""),
+        (r"so the answer is $\boxed 5$, as $x=4$", "5"),
+        (r"the answer is \fbox{$\frac{1}{2}$}.", r"$\frac{1}{2}$"),
+        (r"\boxed {12} hours", "12"),
     ],
 )
 def test_boxed_content_has_balanced_braces(text: str, content: str):

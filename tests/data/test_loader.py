@@ -59,6 +59,26 @@ def test_epochs_and_lengths_are_counted(files: Path):
     assert found["packing/pct_of_tokens_padded"] == pytest.approx(100 * (1 - (sum(lengths) - 22) / (22 * 64)))
 
 
+def test_of_a_set_that_is_smaller_than_a_window_only_epochs_that_are_over_are_counted(files: Path):
+    one = loader(SftDataConfig(path=str(files / "part0.parquet"), label="t"))  # 11 documents, 128 rows a window
+    for _ in range(20):
+        next(one)
+        found = one.metrics()
+        assert found["dataset/t/num_epochs"] <= found["dataset/t/samples_processed"] / 11
+    list(islice(one, 300))
+    assert one.metrics()["dataset/t/num_epochs"] > 10
+
+
+def test_reading_rows_leaves_global_randomness_alone(files: Path):
+    import random
+
+    import torch
+
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state().tolist()
+    list(islice(loader(section(files)), 20))
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.random.get_rng_state().tolist()) == before
+
+
 def test_mixtures_give_their_weights_nested_and_whatever_the_order_of_the_file(files: Path):
     one = loader(section(files, pack=False))
     for _ in range(1200):
@@ -77,6 +97,13 @@ def test_mixtures_give_their_weights_nested_and_whatever_the_order_of_the_file(f
 def test_seeds_differ_in_order(files: Path):
     first = [[text(row) for row in islice(loader(section(files), seed), 5)] for seed in (0, 1)]
     assert first[0] != first[1]
+
+
+def test_sets_of_one_size_are_not_shuffled_alike(files: Path):
+    path = str(files / "part0.parquet")
+    orders = [documents(list(islice(loader(SftDataConfig(path=path, pack=False, label=n)), 11))) for n in ("a", "b")]
+    assert orders[0] != orders[1]
+    assert set(orders[0]) == set(orders[1])
 
 
 def test_held_out_documents_are_never_trained_on_and_all_of_them_validate(files: Path):

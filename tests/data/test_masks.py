@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
+import numpy as np
 import pytest
 
 from forge_core.data import DataError
 from forge_core.data.conversations import Example
 from forge_core.data.encoding import Document, Encoder
+from forge_core.data.row_packing import PAD_ID, build_row
 from tests.data.tokenizers import ASKS_FOR_THOUGHT, BRACKETS, CHATML, MARKED, THINKING, TWICE, tokenizer
 
 USER = {"role": "user", "content": "What is 2+2?"}
@@ -104,6 +108,22 @@ def test_a_user_who_writes_like_the_template_is_not_trained_on():
     assert counted(encoded(CHATML, [fake, {"role": "assistant", "content": "four"}])) == ["four<|im_end|>"]
 
 
+def test_a_user_who_writes_what_asks_for_a_reply_is_not_trained_on_where_replies_begin_otherwise():
+    """History is written without the open thinking block that asks for a reply, so only the user's text holds it."""
+    quoting = {"role": "user", "content": "what does <|assistant|><think>\n do in a template?"}
+    document = encoded(ASKS_FOR_THOUGHT, [quoting, {"role": "assistant", "content": "four"}], eos="<|endoftext|>")
+    assert counted(document) == ["four<|endoftext|>"]
+    quoting = {"role": "user", "content": "say <|im_start|>assistant\nfour"}
+    document = encoded(THINKING, [quoting, {"role": "assistant", "content": "four"}])
+    assert counted(document) == ["<think>\n\n</think>\n\nfour<|im_end|>"]
+
+
+def test_a_template_that_writes_of_a_reply_before_it_begins_is_refused():
+    counting = "{% for m in messages %}{{ m.role }} {{ m.content | length }}:{{ m.content }}<|im_end|>\n{% endfor %}"
+    with pytest.raises(DataError, match="writes message 1 where"):
+        encoded(counting, [USER, {"role": "assistant", "content": "four and more"}])
+
+
 def test_equal_replies_have_masks_of_their_own():
     same = {"role": "assistant", "content": "yes"}
     assert counted(encoded(CHATML, [{"role": "user", "content": "yes"}, same, MORE, same])) == ["yes<|im_end|>"] * 2
@@ -169,6 +189,15 @@ def test_a_template_without_an_end_of_text_gets_one_that_counts():
     document = encoded(CHATML, [USER, {"role": "assistant", "content": "four"}], eos="<|endoftext|>")
     assert counted(document) == ["four<|im_end|>", "<|endoftext|>"]
     assert text_of(document).endswith("four<|im_end|>\n<|endoftext|>")
+
+
+def test_a_padding_token_that_is_the_end_of_text_too_hides_no_end():
+    made = copy.deepcopy(tokenizer(CHATML))
+    made.pad_token = made.eos_token
+    document = Encoder(made, 100)(Example([USER, SIX]), "assistant")
+    assert counted(document) == [SIX["content"] + "<|im_end|>"]
+    row = build_row([Document(np.array([7, 8, PAD_ID], np.int32), np.array([False, True, True]), "whole")], 4)
+    assert (row.target_ids.tolist(), row.target_mask.tolist()) == ([8, PAD_ID, 0, 0], [True, True, False, False])
 
 
 @pytest.mark.parametrize("masking", ["assistant", "all"])

@@ -86,6 +86,11 @@ def test_prompt_ids_never_change_between_releases(load):
     assert load([{"prompt": "s:47120="}])[0].prompt_id == "589af8b674b310fc"
 
 
+def test_which_prompts_are_held_out_never_changes_between_processes_and_releases(load):
+    prompts = load([{"prompt": f"question {i}"} for i in range(40)])
+    assert split_holdout(prompts, 0.2)[1] == [6, 19, 21, 22, 25]
+
+
 def test_duplicates_are_held_out_together(load):
     texts = [f"question {i % 200}" for i in range(1000)]
     random.Random(0).shuffle(texts)

@@ -144,6 +144,21 @@ def test_ranks_share_every_global_batch_and_their_number_may_change_on_resume(fi
     assert found + [taken(second, after) for _ in range(2)] == expected
 
 
+@pytest.mark.engine
+def test_fewer_documents_than_ranks_are_shared_too_and_padding_counts_nowhere(tmp_path: Path):
+    from forge_core.data.loader import finite_rows
+    from forge_core.training.packed_rows import PackedRows
+
+    (tmp_path / "one.jsonl").write_text('{"prompt": "a", "completion": "b"}')
+    settings = SftDataConfig(path=str(tmp_path / "one.jsonl"), pack=False)
+    trained = PackedRows.of(list(islice(loader(settings), 8)))
+    assert [sum(len(b.input_ids) for b in trained.micro_batches(r, 8, 64)) for r in range(8)] == [1] * 8
+    validated = PackedRows.of(list(finite_rows(settings, tokenizer(), 64))).filled(8)
+    targets = [float(sum(b.target_mask.sum() for b in validated.micro_batches(r, 8, 64))) for r in range(8)]
+    assert targets == [validated.totals.tokens, *[0.0] * 7]
+    assert validated.totals.tokens > 0
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

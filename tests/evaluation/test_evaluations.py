@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 
 from flows.commands import INPUT_ERRORS
 from forge_core.config import RunConfig, load_config
+from forge_core.data import sort_digits
 from forge_core.evaluation.asking import asked
 from forge_core.evaluation.divergence import kl_divergence
 from forge_core.evaluation.evaluating import evaluate_policy
@@ -29,9 +33,10 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[RunContext]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunContext]:
     """A run of two steps: versions 0 and 2 are evaluated by the run itself."""
-    ctx = harness.advance(harness.new_run(harness.memory(), "steps=2", "eval.prompts=12"), 2)
+    store = f"file://{tmp_path_factory.mktemp('evaluations')}"
+    ctx = harness.advance(harness.new_run(store, "steps=2", "eval.prompts=12"), 2)
     yield ctx
     while harness.OPENED:
         harness.OPENED.pop().close()
@@ -58,6 +63,26 @@ def test_what_a_run_evaluated_is_taken_over_then_reused(run: RunContext):
     assert summarise(read_evaluation(run.store, prefix)).reward.mean == pytest.approx(
         entry["metrics"]["eval/reward/mean"]
     )
+
+
+def test_who_asks_again_waits_for_no_torch_no_transformers_and_no_prefect(run: RunContext):
+    prefix, _ = evaluated(run, "run://tiny/2")
+    words = ["eval", "run://tiny/2", "--store", run.store.uri]
+    code = f"import sys; from flows.cli import main; print(main({words}), *sorted(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert f"evaluated before: {prefix}" in found.stderr
+    status, *modules = found.stdout.splitlines()[-1].split()
+    assert status == "0"
+    assert not {"torch", "transformers", "prefect", "vllm"} & set(modules)
+
+
+def test_a_question_whose_evaluation_is_gone_is_asked_anew(run: RunContext):
+    prefix, _ = evaluated(run, "run://tiny/2", **{"eval.prompts": 3})
+    for key in run.store.list(prefix):
+        run.store.delete(key)
+    again, said = evaluated(run, "run://tiny/2", **{"eval.prompts": 3})
+    assert (again, said) == (prefix, ["run://tiny/2: evaluating 3 responses to 3 prompts"])
+    assert evaluated(run, "run://tiny/2", **{"eval.prompts": 3})[1] == [f"run://tiny/2: evaluated before: {prefix}"]
 
 
 def test_a_version_that_its_run_did_not_evaluate_is_evaluated_with_exactly_its_weights(run: RunContext):
@@ -110,6 +135,17 @@ def test_another_question_is_another_evaluation(run: RunContext, changes: dict[s
     other, said = evaluated(run, "run://tiny/2", **changes)
     assert other != prefix
     assert "evaluating" in said[0]
+
+
+def test_other_answers_are_another_question_though_the_prompts_are_the_same(run: RunContext, tmp_path: Path):
+    rows = sort_digits.prompts(size=40)
+    told = []
+    for answer in (None, None, "0"):
+        changed = [row | ({"answer": answer} if answer else {}) for row in rows]
+        (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
+        given = {"dataset": {"path": str(tmp_path / "x.jsonl")}, "eval.prompts": 3, "eval.holdout": 0.5}
+        told += evaluated(run, "run://tiny/2", **given)[1]
+    assert [line.split(": ")[1].split()[0] for line in told] == ["evaluating", "evaluated", "evaluating"]
 
 
 def test_settings_that_do_not_decide_an_evaluation_do_not_repeat_it(run: RunContext):

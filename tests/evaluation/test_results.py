@@ -63,9 +63,9 @@ def test_prompts_count_alike_however_many_of_their_samples_were_graded():
 
 
 def test_length_and_truncation_are_those_of_all_samples():
-    episodes = [episode(0, 0, 1.0, tokens=4), episode(1, 0, 1.0, tokens=10)]
+    episodes = [episode(0, 0, 1.0, tokens=4), episode(1, 0, 1.0, tokens=10), episode(2, 0, None, tokens=1)]
     summary = summarise(Evaluation("evaluations/a/", episodes, {}))
-    assert (summary.mean_tokens, summary.truncated) == (7.0, 0.5)
+    assert (summary.mean_tokens, summary.truncated) == (5.0, 1 / 3)
 
 
 def test_tasks_have_figures_of_their_own_where_there_are_several():
@@ -90,6 +90,20 @@ def test_two_evaluations_are_compared_prompt_by_prompt():
     )
     assert compare(theirs, ours).gain.mean == pytest.approx(-0.25)
     assert found.p_value == compare(theirs, ours).p_value == 0.75  # of +-1, +-0.5, +-0.5: six of eight sums reach 1
+
+
+def test_a_prompt_is_compared_with_itself_wherever_it_stands_and_a_repeated_one_with_its_repetition():
+    """The set of one grew at the front; in both the prompt ``id-0`` is there twice, and prompts were left out."""
+    other = lambda place, e: dataclasses.replace(e, episode_id=f"e/{place:08d}/{0:08d}")
+    ours = [
+        episode(0, 0, 1.0),
+        other(1, episode(0, 0, 0.0)),
+        other(2, episode(7, 0, 0.5)),
+        other(3, episode(9, 0, 1.0)),
+    ]
+    theirs = [episode(5, 0, 1.0), *(other(place + 1, e) for place, e in enumerate(ours[:3]))]
+    found = compare(Evaluation("a/", ours, {}), Evaluation("b/", theirs[::-1], {}))
+    assert (found.gain.items, found.gain.mean, found.equal) == (3, 0.0, 3)
 
 
 def test_the_bound_of_a_comparison_is_exact_where_every_prompt_gains_alike():

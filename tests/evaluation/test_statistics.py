@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from forge_core.evaluation.statistics import (
+    DRAWS,
     bootstrap_mean,
     bootstrap_means,
     kl_estimate,
@@ -106,6 +107,7 @@ def test_equal_policies_are_called_different_as_rarely_as_the_level_says():
 def test_a_gain_on_most_prompts_is_significant_and_never_certain():
     p = paired_p_value([1.0] * 40 + [-1.0] * 10)
     assert 0 < p < 0.001
+    assert paired_p_value([1.0] * 60) == 1 / (1 + DRAWS), "no drawn arrangement is as extreme; what was seen is one"
 
 
 def test_equal_values_have_no_spread_and_equal_input_gives_equal_figures():

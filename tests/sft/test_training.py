@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from forge_core.data.loader import build_loader
+from forge_core.data.prompts import held_out, prompt_id
 from forge_core.runs.sft_context import SftContext
 from forge_core.store import layout
 from forge_core.training.packed_rows import PackedRows
@@ -99,6 +101,18 @@ def test_a_run_that_validates_nothing_has_no_validation_loss(data: Path):
     ctx = advance(new_run(memory(), data, "dataset.holdout=0"), 1)
     assert "validation/loss" not in ctx.ledger.required(0)["metrics"]
     assert not tiny(data, "dataset.holdout=0").validates
+
+
+def test_what_is_validated_on_is_what_is_held_out_and_never_trained_on(data: Path):
+    ctx = advance(new_run(memory(), data, "validation.rows=1000"), 1)
+    assert ctx.validation is not None
+    told = lambda rows: {t for t in ctx.tokenizer.decode(rows.input_ids.flatten()).split("s:") if "=" in t}
+    asked = [json.loads(line)["prompt"] for line in data.read_text().splitlines()]
+    held = {p for p in asked if held_out(prompt_id([{"role": "user", "content": p}]), 0.1)}
+    assert {f"s:{text.partition('=')[0]}=" for text in told(ctx.validation)} == held
+    trained = {f"s:{text.partition('=')[0]}=" for rows in first_rows(ctx, 20) for text in told(rows)}
+    assert len(trained) > 200
+    assert not trained & held
 
 
 def test_another_set_may_be_validated_on(data: Path):

@@ -18,6 +18,7 @@ from forge_core.algorithms.losses.dppo import DPPOLoss
 from forge_core.algorithms.losses.gmpo import GMPOLoss
 from forge_core.algorithms.losses.grpo import GRPOLoss
 from forge_core.algorithms.losses.gspo import GSPOLoss
+from forge_core.algorithms.losses.probe import probe
 from forge_core.algorithms.losses.reinforce import ReinforceLoss
 from forge_core.algorithms.losses.rloo import RLOOLoss
 from forge_core.algorithms.losses.sapo import SAPOLoss
@@ -51,6 +52,13 @@ def build_loss(config: RunConfig) -> PolicyLoss | CustomLoss:
     return loss
 
 
+def check_loss(config: RunConfig) -> None:
+    """Make the policy loss of ``config``, and call one that states a formula of the user's own. Raises ConfigError."""
+    loss = build_loss(config)
+    if isinstance(config.loss, CustomLossSection) and isinstance(loss, PolicyLoss):
+        probe(loss, config.loss.path)
+
+
 def _arguments(config: RunConfig) -> dict[str, Any]:
     """The section's values by name; clips that are left out are those of ``grpo``."""
     values = config.loss.model_dump(exclude={"name", "mismatch_alarm", "teacher"})
@@ -82,4 +90,5 @@ __all__ = [
     "SequenceMask",
     "TruncatedIS",
     "build_loss",
+    "check_loss",
 ]

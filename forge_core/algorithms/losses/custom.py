@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from forge_core.algorithms.losses.base import Loss, PolicyLoss
+from forge_core.algorithms.losses.probe import described
 from forge_core.config.errors import ConfigError
 from forge_core.config.references import revealed
 from forge_core.data.importing import ObjectPathError, load_object, misfit
@@ -37,7 +38,7 @@ class CustomLoss(Loss):
             return result
         raise ConfigError(
             [
-                f"loss.path: {self._path} returned {_described(result)}; it must return (loss, metrics): a tensor of "
+                f"loss.path: {self._path} returned {described(result)}; it must return (loss, metrics): a tensor of "
                 "one number, and a mapping of names to numbers or scalar tensors, which may be empty: return loss, {}"
             ]
         )
@@ -47,14 +48,6 @@ def _is_loss_and_metrics(result: Any) -> bool:
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         return False
     return isinstance(result[0], Tensor) and result[0].numel() == 1 and isinstance(result[1], Mapping)
-
-
-def _described(result: Any) -> str:
-    if isinstance(result, Tensor):
-        return f"a tensor of shape {tuple(result.shape)}"
-    if isinstance(result, (tuple, list)):
-        return f"({', '.join(map(_described, result))})"
-    return f"a {type(result).__name__}" if result is not None else "None"
 
 
 def load_custom_loss(path: str, options: dict[str, Any]) -> PolicyLoss | CustomLoss:
