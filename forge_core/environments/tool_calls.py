@@ -24,15 +24,15 @@ Parse = Callable[[str], Sequence[ToolCall]]
 
 _HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _MISTRAL = "[TOOL_CALLS]"
-_LLAMA_START = re.compile(r"\A\s*(?:<\|python_tag\|>)?\s*(?=\{)")
-_FUNCTION = re.compile(r"<function=([^>\n]*)>(.*?)(</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]*)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_PYTHON_TAG = "<|python_tag|>"
+_FUNCTION = re.compile(r"<function=([^<>\n]*)>(.*?)(</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^<>\n]*)>\n?((?:(?!<parameter=).)*?)\n?</parameter>", re.DOTALL)
 _NAMED = re.compile(r"\s*([^\s\[{]+)\[ARGS\]\s*")
 _MARKS = (  # in a chat template
     ("qwen_coder", "<function="),
     ("hermes", "<tool_call>"),
     ("mistral", _MISTRAL),
-    ("llama", "<|python_tag|>"),
+    ("llama", _PYTHON_TAG),
     ("llama", '"parameters": dictionary of argument name'),
 )
 
@@ -75,9 +75,7 @@ def hermes_calls(text: str) -> list[ToolCall]:
 
 def llama_calls(text: str) -> list[ToolCall]:
     """A call is the whole message; several are separated by semicolons."""
-    if not (start := _LLAMA_START.match(text)):
-        return []
-    rest, decoder = text[start.end() :].strip(), json.JSONDecoder()
+    rest, decoder = text.strip().removeprefix(_PYTHON_TAG).lstrip(), json.JSONDecoder()
     calls: list[ToolCall] = []
     while rest.startswith("{"):
         try:
