@@ -1,6 +1,6 @@
 """Notation that math-verify does not read, or reads in part, brought into one that it reads.
 
-Unicode signs become LaTeX, ``5 million`` a number, ``x = 2, y = 3`` the pair (2, 3). What math-verify would read in part
+Unicode signs become LaTeX, ``5 million`` a number, ``x = 2, y = 3`` the pair (2, 3). What math-verify reads in part
 (``5\\\\6``, ``5|6`` and ``\\ge 5`` as 5) is told of.
 """
 
@@ -33,7 +33,7 @@ _SCALED = re.compile(
 )
 _ASSIGNED = re.compile(r"\s*([A-Za-z](?:_\{?\w+\}?)?)\s*=([^=]+)")
 _AND = re.compile(r"\\text\s*\{\s*(?:and|,)\s*\}|\band\b|\\\\|\\quad")
-_HALF_READ = (  # a new line, a bar, a space between numbers, dots, an operator or relation with one side, digits in words
+_HALF_READ = (  # a new line, a bar, a space between numbers, dots, operators with one side, digits in words
     re.compile(r"\\\\|(?<!\\)&"),
     re.compile(r"\d\s*\|\s*-?\d"),
     re.compile(r"\A\d[\d ]* \d+\Z"),
