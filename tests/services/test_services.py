@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -91,6 +92,48 @@ def test_a_session_stays_on_its_replica_and_tasks_have_their_own() -> None:
         await service.terminate_session(session)
         await service.terminate_session("never heard of")
         assert service.get_metrics().service.total_sessions == 0
+
+    run(test)
+
+
+def test_idle_sessions_are_spread_over_the_replicas() -> None:
+    async def test() -> None:
+        service = await Counter.options(num_replicas=3, threads=True).as_service()
+        for _ in range(9):  # one after the other: at the time of each, no replica has anything to do
+            await service.current.route(sess_id=await service.start_session())
+        replicas = service.get_metrics().replicas.values()
+        assert [replica.assigned_sessions for replica in replicas] == [3, 3, 3]
+
+    run(test)
+
+
+def test_many_sessions_at_once_outlive_the_deaths_of_replicas() -> None:
+    async def test() -> None:
+        service = await Counter.options(num_replicas=3, max_retries=3, **FAST).as_service()
+        seen: list[list[int]] = []
+
+        async def one() -> None:
+            async with service.session():
+                places = []
+                for _ in range(20):
+                    places.append((await service.place.route())[0])
+                    await asyncio.sleep(0.05)
+            seen.append(places)
+
+        async def kill_two() -> None:
+            for victim in (await pids(service))[:2]:
+                await asyncio.sleep(0.3)
+                os.kill(victim, signal.SIGKILL)
+
+        await asyncio.gather(kill_two(), *(one() for _ in range(100)))
+        moves = [sum(a != b for a, b in itertools.pairwise(places)) for places in seen]
+        assert sorted(map(len, seen)) == [20] * 100, "no request was lost, none failed"
+        assert 30 <= sum(moves) <= 200, "sessions of a replica that died move, once for each death, and no others do"
+        assert max(moves) <= 2
+        await eventually(lambda: healthy(service) == 3)
+        summary = service.get_metrics()
+        assert [replica.active_requests + replica.queue_depth for replica in summary.replicas.values()] == [0, 0, 0]
+        assert summary.service.total_sessions == 0
 
     run(test)
 
