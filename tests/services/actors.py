@@ -43,6 +43,9 @@ class Counter(ForgeActor):
     def place(self) -> tuple[int, int, int]:
         return os.getpid(), self.rank, self.size
 
+    def echo_size(self, text: str) -> tuple[int, int]:
+        return len(text), os.getpid()
+
     def environment(self, name: str) -> str | None:
         return os.environ.get(name)
 

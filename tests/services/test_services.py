@@ -263,6 +263,24 @@ def test_a_replica_that_answers_no_ping_is_started_again() -> None:
     run(test)
 
 
+def test_a_replica_that_reads_nothing_holds_up_neither_the_caller_nor_the_health_checks() -> None:
+    async def test() -> None:
+        service = await Counter.options(num_replicas=2, health_timeout_s=1.0, **FAST).as_service()
+        (frozen, alive) = await pids(service)
+        os.kill(frozen, signal.SIGSTOP)
+        large = asyncio.create_task(service.echo_size.route("x" * 5_000_000))  # more than a socket takes
+        start, longest = time.monotonic(), 0.0
+        while not large.done():
+            before = time.monotonic()
+            await asyncio.sleep(0.02)
+            longest = max(longest, time.monotonic() - before)
+        assert await large == (5_000_000, alive), "it was done elsewhere"
+        assert longest < 0.8
+        assert time.monotonic() - start < 10
+
+    run(test)
+
+
 def test_a_busy_replica_is_not_taken_for_dead() -> None:
     async def test() -> None:
         service = await Counter.options(health_timeout_s=0.5, **FAST).as_service()
