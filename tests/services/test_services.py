@@ -240,6 +240,23 @@ def test_restarts_have_growing_pauses_and_an_end(tmp_path: Path) -> None:
     run(test)
 
 
+def test_a_fanout_leaves_no_replica_out_silently(tmp_path: Path) -> None:
+    async def test() -> None:
+        service = await Counter.options(num_replicas=2, **FAST).as_service()
+        with pytest.raises(ActorDied):
+            await service.die.fanout()
+        with pytest.raises(ActorDied):
+            await service.die_unless.fanout(tmp_path / "died")  # one of the two has an answer
+        assert await service.increment.fanout() == [1, 1]
+        gone = await DiesWhenStarted.options(max_restarts=1, restart_backoff_s=0.05).as_service(tmp_path / "mark")
+        with pytest.raises(ActorDied):
+            await gone.die.fanout()
+        with pytest.raises(ServiceUnavailable, match="DiesWhenStarted_0 is FAILED"):
+            await gone.die.fanout()
+
+    run(test)
+
+
 def test_setup_runs_again_after_a_restart_under_the_same_name(tmp_path: Path) -> None:
     async def test() -> None:
         service = await Counter.options(mesh_name="counting", max_retries=0, **FAST).as_service(0, tmp_path / "log")
