@@ -502,6 +502,20 @@ def test_a_stopped_service_and_actor_fail_what_is_at_work_and_what_comes() -> No
     run(test)
 
 
+def test_a_service_that_is_stopped_while_a_replica_is_started_again_leaves_no_process() -> None:
+    async def test() -> None:
+        for delay in (0.0, 0.01, 0.03, 0.1):
+            service = await Counter.options(restart_backoff_s=0.0, health_poll_rate=0.05, max_retries=0).as_service()
+            before = set(psutil.Process().children())
+            with pytest.raises(ActorDied):
+                await service.die.route()
+            await asyncio.sleep(delay)
+            await service.shutdown()
+            assert not set(psutil.Process().children()) - before
+
+    run(test)
+
+
 def test_the_summary_has_the_known_keys() -> None:
     async def test() -> None:
         service = await Counter.options(num_replicas=2, threads=True).as_service()
