@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from forge_core.processes import ChildGroup
 from forge_core.processes.channel import Channel
 from forge_core.services import cargo
-from forge_core.services.errors import ActorDied, ActorError, packed, unpacked
+from forge_core.services.errors import ActorDied, ActorError, packed, raisable, unpacked
 from forge_core.services.running import Running
 
 _CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from forge_core.services.child import main; main()"
@@ -182,7 +182,7 @@ class ThreadRank:
         try:
             self._running = Running(actor_class, rank, size, arguments, keywords)
         except BaseException as error:
-            self.ready.set_exception(error)
+            self.ready.set_exception(raisable(error))
             return
         if self._stopped:  # while it was made
             self._running.stop()
@@ -211,6 +211,7 @@ class ThreadRank:
 def _as_if_remote(error: BaseException) -> BaseException:
     """The same for callers, wherever the actor runs: its traceback is the cause."""
     cause = unpacked((None, "", packed(error)[2])).__cause__
+    error = raisable(error)
     if error.__cause__ is None:
         error.__cause__ = cause
     return error

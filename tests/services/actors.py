@@ -110,6 +110,28 @@ class Meeting(ForgeActor):
         return self.most
 
 
+class Ends(ForgeActor):
+    """Raises what ends more than a method."""
+
+    def no_more_rows(self) -> int:
+        return next(iter(()))
+
+    def cancelled(self) -> None:
+        raise asyncio.CancelledError("enough")
+
+    def exits(self) -> None:
+        sys.exit(3)
+
+    def interrupted(self) -> None:
+        raise KeyboardInterrupt
+
+    async def exits_in_a_coroutine(self) -> None:
+        sys.exit(3)
+
+    async def still_there(self) -> bool:
+        return True
+
+
 class BadInit(ForgeActor):
     def __init__(self) -> None:
         raise RuntimeError("the model is missing")

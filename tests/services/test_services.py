@@ -29,7 +29,7 @@ from forge_core.services.config import ServiceConfig
 from forge_core.services.gpus import GpuPool
 from forge_core.services.metrics import ReplicaMetrics
 from forge_core.services.routing import LeastLoadedRouter, RoundRobinRouter, SessionRouter
-from tests.services.actors import BadInit, BadSetup, Counter, DiesWhenStarted, Meeting, Refused
+from tests.services.actors import BadInit, BadSetup, Counter, DiesWhenStarted, Ends, Meeting, Refused
 
 FAST = {"restart_backoff_s": 0.05, "health_poll_rate": 0.05}
 
@@ -171,6 +171,24 @@ def test_what_an_actor_raises_is_raised_to_the_caller_with_its_traceback(monkeyp
         assert healthy(service) == 2
         assert [replica.failed_requests for replica in service.get_metrics().replicas.values()] == [5, 4]
         assert await service.increment.fanout() == [1, 1]
+
+    run(test)
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_what_would_end_the_callers_event_loop_is_raised_as_an_error_of_the_actor(threads: bool) -> None:
+    async def test() -> None:
+        service = await Ends.options(threads=threads).as_service()
+        for method, why in (
+            ("no_more_rows", "StopIteration"),
+            ("cancelled", "CancelledError: enough"),
+            ("exits", "SystemExit: 3"),
+            ("interrupted", "KeyboardInterrupt"),
+            ("exits_in_a_coroutine", "SystemExit: 3"),
+        ):
+            with pytest.raises(ActorError, match=why):
+                await asyncio.wait_for(getattr(service, method).route(), 20)
+            assert await asyncio.wait_for(service.still_there.route(), 20)
 
     run(test)
 
