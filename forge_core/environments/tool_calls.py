@@ -6,7 +6,7 @@ Formats: ``hermes`` (``<tool_call>{"name": …, "arguments": {…}}</tool_call>`
 ``[TOOL_CALLS]name[ARGS]{…}`` of later versions), and ``text`` (a pattern of one's own).
 
 Invariants: nothing is evaluated; a call that cannot be read is a call with an error, which the policy is told of; text
-without the format's marks holds no call.
+without the format's marks holds no call, nor does what is thought before the last ``</think>`` (but in ``text``).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from forge_core.config import ConfigError
 from forge_core.environments.protocol import ToolCall
+from forge_core.rewards.extraction import after_thinking
 
 Parse = Callable[[str], Sequence[ToolCall]]
 
@@ -54,9 +55,9 @@ def parser(
     found = _recognised(chat_template or "") if tool_format == "auto" else tool_format
     if found == "text":
         return _text_parser(pattern, [tool["function"]["name"] for tool in tools])
-    if found == "qwen_coder":
-        return partial(qwen_coder_calls, tools)
-    return {"hermes": hermes_calls, "llama": llama_calls, "mistral": mistral_calls}[found]
+    formats: dict[str, Parse] = {"hermes": hermes_calls, "llama": llama_calls, "mistral": mistral_calls}
+    parse = formats.get(found) or partial(qwen_coder_calls, tools)
+    return lambda text: parse(after_thinking(text))
 
 
 def _recognised(chat_template: str) -> str:
