@@ -70,10 +70,11 @@ def _message(message: Message) -> Message:
     """A copy of ``message`` that shares nothing with it."""
     if not isinstance(message, Mapping) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
         raise ValueError(f"a message has a role and a content, both text, unlike {message!r:.200}")
-    text = json.dumps(dict(message), ensure_ascii=False, allow_nan=False)
-    text.encode()  # half of a surrogate pair is a ValueError
-    copy: Message = json.loads(text)
-    return copy
+    role, content = str(message["role"]), str(message["content"])
+    others = json.dumps({k: v for k, v in message.items() if k not in ("role", "content")}, ensure_ascii=False)
+    for text in (role, content, others):
+        text.encode()  # half of a surrogate pair is a ValueError
+    return {"role": role, "content": content, **json.loads(others)}
 
 
 def _name(name: str) -> str:

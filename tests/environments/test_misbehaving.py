@@ -95,7 +95,7 @@ def test_an_observation_that_is_changed_afterwards_stays_as_it_was_said():
 def test_an_observation_of_any_size_ends_its_episode_and_holds_up_nobody():
     start = time.monotonic()
     done = played(lambda: Step([{"role": "user", "content": "y" * 50_000_000}]))
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 3
     assert (done["bad"].metadata["finish_reason"], decode(done["bad"].token_ids)) == ("length", "ab")
     assert len(stored(done["bad"])) < 5000
     assert done["good"].metadata["finish_reason"] == "stop"

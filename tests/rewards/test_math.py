@@ -304,7 +304,7 @@ def test_what_a_model_repeats_without_an_end_is_graded_in_no_time(part: str):
     from forge_core.rewards.thinking import ThinkingReward
 
     text = part * (LONG // len(part))
-    start = time.perf_counter()
+    start = time.process_time()
     assert grade(text, r"\frac34", partial_credit=0.1) == 0.0
     assert grade(rf"\boxed{{1{text}2}}", "3") == 0.0
     assert grade(f"the answer is 1{text}2", "3") == 0.0
@@ -313,7 +313,7 @@ def test_what_a_model_repeats_without_an_end_is_graded_in_no_time(part: str):
     words_of(text)
     llama_calls(text)
     qwen_coder_calls([], f"<function=a>{text}")
-    assert time.perf_counter() - start < 1.5
+    assert time.process_time() - start < 1.5
 
 
 HANGS = r"\boxed{9^{9^{9^{9^{9}}}}}"
