@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +17,8 @@ from forge_core.data_model import Completion, GenerationRequest, VersionSpan
 from forge_core.environments.protocol import Environment, Message
 from forge_core.generation.base import GenerationError
 from forge_core.generation.seeds import turn_seed
+
+MOST_KEPT = 1000  # messages, and characters of each, of an observation for which there is no room
 
 
 @dataclass(eq=False)
@@ -85,6 +88,11 @@ class EpisodeInProgress:
             self.end("length")
             return
         self._append(token_ids, False, [0.0] * len(token_ids))
+
+    def add_what_is_too_long(self, messages: Sequence[Message]) -> None:
+        """End the episode at its length with ``messages``, of which the transcript keeps the beginning."""
+        self.transcript += [{**m, "content": m["content"][:MOST_KEPT]} for m in messages[:MOST_KEPT]]
+        self.end("length")
 
     def finish(self) -> None:
         """The environment has ended the episode: its last turn is as complete as the policy made it."""

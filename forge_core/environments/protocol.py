@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,8 +50,9 @@ class Action:
 @dataclass(frozen=True)
 class Step:
     """The answer to an action. ``observation``: messages for the policy, nothing when ``done``. ``reward`` adds to the
-    episode's. ``counts`` add to the episode's, such as ``{"tool_errors": 1}``. Raises ValueError for what is no
-    message, and for numbers that are not finite."""
+    episode's. ``counts`` add to the episode's, such as ``{"tool_errors": 1}``. All is copied as plain values, which can
+    be stored. Raises ValueError and TypeError for what is no message or cannot be stored, and for numbers that are not
+    finite."""
 
     observation: Sequence[Message] = ()
     reward: float = 0.0
@@ -58,12 +60,33 @@ class Step:
     counts: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for message in self.observation:
-            if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-                raise ValueError(f"a message has a role and a content, both text, unlike {message!r:.200}")
-        for name, number in {"reward": self.reward, **self.counts}.items():
-            if not math.isfinite(number):
-                raise ValueError(f"{name} is {number}, which is no finite number")
+        messages = tuple(map(_message, self.observation))
+        counts = {_name(name): _finite(name, count) for name, count in self.counts.items()}
+        for name, value in (("observation", messages), ("counts", counts), ("reward", _finite("reward", self.reward))):
+            object.__setattr__(self, name, value)
+
+
+def _message(message: Message) -> Message:
+    """A copy of ``message`` that shares nothing with it."""
+    if not isinstance(message, Mapping) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+        raise ValueError(f"a message has a role and a content, both text, unlike {message!r:.200}")
+    role, content = str(message["role"]), str(message["content"])
+    others = json.dumps({k: v for k, v in message.items() if k not in ("role", "content")}, ensure_ascii=False)
+    for text in (role, content, others):
+        text.encode()  # half of a surrogate pair is a ValueError
+    return {"role": role, "content": content, **json.loads(others)}
+
+
+def _name(name: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"a count has the name {name!r:.200}, which is no text")
+    return name
+
+
+def _finite(name: str, number: float) -> float:
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}, which is no finite number")
+    return float(number)
 
 
 class Environment(Protocol):

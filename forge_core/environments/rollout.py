@@ -211,6 +211,10 @@ class _Rollout:
             self._observe(episode, step.observation)
 
     def _observe(self, episode: EpisodeInProgress, observation: Sequence[Message]) -> None:
+        said = sum(len(message["content"]) for message in observation)
+        if said > self._play.renderer.most_characters(episode.room):  # not tokenised: that would hold up the others
+            episode.add_what_is_too_long(observation)
+            return
         try:
             token_ids = self._play.renderer.after(observation, end_token=episode.end_token)
         except ValueError as error:  # roles that the template refuses, characters that the tokenizer lacks
@@ -221,7 +225,7 @@ class _Rollout:
             self._ready.append(episode)
 
     def _break(self, episode: EpisodeInProgress, why: str) -> None:
-        why = redact(why)[:REASON]  # it is logged and stored
+        why = redact(why)[:REASON].encode(errors="replace").decode()  # it is logged and stored
         log.warning("the environment of episode %s failed, it is dropped: %s", episode.request.request_id, why)
         episode.end("aborted", f"{BROKEN}: {why}")
 

@@ -6,7 +6,7 @@ Formats: ``hermes`` (``<tool_call>{"name": …, "arguments": {…}}</tool_call>`
 ``[TOOL_CALLS]name[ARGS]{…}`` of later versions), and ``text`` (a pattern of one's own).
 
 Invariants: nothing is evaluated; a call that cannot be read is a call with an error, which the policy is told of; text
-without the format's marks holds no call.
+without the format's marks holds no call, nor does what is thought before the last ``</think>`` (but in ``text``).
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from typing import Any
 
 from forge_core.config import ConfigError
 from forge_core.environments.protocol import ToolCall
+from forge_core.rewards.extraction import after_thinking
 
 Parse = Callable[[str], Sequence[ToolCall]]
 
 _HERMES = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _MISTRAL = "[TOOL_CALLS]"
-_LLAMA_START = re.compile(r"\A\s*(?:<\|python_tag\|>)?\s*(?=\{)")
-_FUNCTION = re.compile(r"<function=([^>\n]*)>(.*?)(</function>|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]*)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_PYTHON_TAG = "<|python_tag|>"
+_FUNCTION = re.compile(r"<function=([^<>\n]*)>(.*?)(</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^<>\n]*)>\n?((?:(?!<parameter=).)*?)\n?</parameter>", re.DOTALL)
 _NAMED = re.compile(r"\s*([^\s\[{]+)\[ARGS\]\s*")
 _MARKS = (  # in a chat template
     ("qwen_coder", "<function="),
     ("hermes", "<tool_call>"),
     ("mistral", _MISTRAL),
-    ("llama", "<|python_tag|>"),
+    ("llama", _PYTHON_TAG),
     ("llama", '"parameters": dictionary of argument name'),
 )
 
@@ -54,9 +55,9 @@ def parser(
     found = _recognised(chat_template or "") if tool_format == "auto" else tool_format
     if found == "text":
         return _text_parser(pattern, [tool["function"]["name"] for tool in tools])
-    if found == "qwen_coder":
-        return partial(qwen_coder_calls, tools)
-    return {"hermes": hermes_calls, "llama": llama_calls, "mistral": mistral_calls}[found]
+    formats: dict[str, Parse] = {"hermes": hermes_calls, "llama": llama_calls, "mistral": mistral_calls}
+    parse = formats.get(found) or partial(qwen_coder_calls, tools)
+    return lambda text: parse(after_thinking(text))
 
 
 def _recognised(chat_template: str) -> str:
@@ -75,9 +76,7 @@ def hermes_calls(text: str) -> list[ToolCall]:
 
 def llama_calls(text: str) -> list[ToolCall]:
     """A call is the whole message; several are separated by semicolons."""
-    if not (start := _LLAMA_START.match(text)):
-        return []
-    rest, decoder = text[start.end() :].strip(), json.JSONDecoder()
+    rest, decoder = text.strip().removeprefix(_PYTHON_TAG).lstrip(), json.JSONDecoder()
     calls: list[ToolCall] = []
     while rest.startswith("{"):
         try:

@@ -34,8 +34,10 @@ def definitions(functions: Sequence[Callable[..., Any]]) -> list[dict[str, Any]]
 
 
 def answer(name: str, content: str, number: int) -> Message:
-    """The message that answers the call ``number`` of a turn. Some templates ask for an id of nine characters."""
-    return {"role": "tool", "name": name, "tool_call_id": f"call{number % 10**5:05d}", "content": content[:MAX_ANSWER]}
+    """The message that answers the call ``number`` of a turn. Some templates ask for an id of nine characters. Half of
+    a surrogate pair, which JSON can hold and nothing else, becomes a question mark: the policy may have written it."""
+    name, content = (text.encode(errors="replace").decode() for text in (name, content[:MAX_ANSWER]))
+    return {"role": "tool", "name": name, "tool_call_id": f"call{number % 10**5:05d}", "content": content}
 
 
 class ToolEnvironment:

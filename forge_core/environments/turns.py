@@ -10,6 +10,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from forge_core.config import ConfigError
@@ -65,6 +66,15 @@ class TurnRenderer:
             text = self._without_end(text, end_token)
         check_encodable(self._tokenizer, text, "what the environment says,")
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def most_characters(self, tokens: int) -> int:
+        """A text of more characters has more than ``tokens`` tokens."""
+        return tokens * self._longest_token
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """In characters."""
+        return max(map(len, self._tokenizer.get_vocab()))
 
     def said(self, token_ids: Sequence[int], *, end_token: int | None) -> str:
         """The text of a turn with the special tokens in it, which may mark a call, but not the one that ends it."""

@@ -14,6 +14,7 @@ What it cannot see: code that knows the tests because the prompt shows them. Kee
 from __future__ import annotations
 
 import re
+import textwrap
 import time
 from typing import Any
 
@@ -21,12 +22,13 @@ from forge_core.rewards.code_cases import CallCase, Case, ProgramCase, cases, sa
 from forge_core.sandbox import Limits, SandboxedPythonCoder
 from forge_core.sandbox.asking import CallFailed, call, judge
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE | re.I)
+_FENCE = re.compile(r"[ \t]*```[ \t]*([^`\n]*)")
+_PYTHON = frozenset({"python", "python3", "py"})
 
 
 class CodeReward:
-    """The share of the tests in ``metadata[tests]`` (else in its answer) that the last fenced block of the completion
-    passes; 0 without a block. ``partial_credit=False``: 1 when it passes all, else 0.
+    """The share of the tests in ``metadata[tests]`` (else in its answer) that the last fenced block of Python in the
+    completion passes; 0 without a block. ``partial_credit=False``: 1 when it passes all, else 0.
 
     ``test_timeout_s`` seconds for each test, ``total_s`` for all of one completion: tests that have not begun by then
     have failed. ``memory_mb`` is for each test, in MiB.
@@ -71,6 +73,19 @@ class CodeReward:
 
 
 def last_block(completion: str) -> str | None:
-    """The text of the last closed fenced block that is Python or says no language."""
-    found = _FENCE.findall(completion)
-    return found[-1] if found else None
+    """The text of the last closed fenced block that says it is Python; where none does, of the last that says no
+    language (what a program prints often stands in one too)."""
+    found: dict[bool, str] = {}
+    language: str | None = None
+    lines: list[str] = []
+    for line in completion.splitlines(keepends=True):
+        fence = _FENCE.fullmatch(line.rstrip())
+        if fence and language is None:
+            language, lines = (fence[1].lower().split() or [""])[0], []
+        elif fence and not fence[1]:
+            if language in _PYTHON or not language:
+                found[language in _PYTHON] = textwrap.dedent("".join(lines))
+            language = None
+        else:
+            lines.append(line)
+    return found.get(True, found.get(False))

@@ -9,7 +9,8 @@ from typing import Any
 
 # What looks the same in every language, or like English in any: code, formulas, tags, addresses, numbers.
 _NOT_LANGUAGE = re.compile(
-    r"```.*?```|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\boxed\{[^{}]*\}|<[^<>\n]*>|https?://\S+|[\d_]+",
+    r"```.*?```|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]*\$|\\\[(?:(?!\\\[).)*?\\\]|\\\((?:(?!\\\().)*?\\\)|\\boxed\{[^{}]*\}|<[^<>\n]*>"
+    r"|https?://\S+|[\d_]+",
     re.DOTALL,
 )
 

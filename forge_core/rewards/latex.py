@@ -12,67 +12,96 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from forge_core.rewards.formulas import formulas
+from forge_core.rewards.notation import assigned, half_read, in_digits, in_latex, in_order
 from forge_core.rewards.numbers import close, last_number, plain_number
 from forge_core.rewards.units import split_unit, units_differ
 
 _SPACES = re.compile(r"\\[,;:! ]|\\q?quad\b|~|\u202f|\u00a0")
-_ENDS = re.compile(r"\s*(?:\\\(|\\\[)?\s*(.*?)\s*[.,;:]*\s*(?:\\\)|\\\])?\s*[.,;:]*\s*", re.DOTALL)
+_LONGEST = 500  # characters of an answer, unless the right one is long too: to read more may take for ever
 _CHOICE = re.compile(r"(?:\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)*\(?\s*([A-Za-z])\s*\)?\s*\}*")
 _MIXED = re.compile(r"([-+]?)\s*(\d+)\s+(\d+)\s*/\s*(\d+)")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?")
 _WITH_BASE = re.compile(r"([0-9A-Za-z]+)_\{?(\d{1,2})\}?")
-_ANCHOR = re.compile(r"\b(?:answer|result|solution)\b\s*(?:is|are|:|=)+\s*:?\s*", re.IGNORECASE)
-_CLAUSE = re.compile(r"[.;](?=\s|$)|\n|,?\s+(?:because|since|which|where|so|as)\b")
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_OPTION = re.compile(r"(?:\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)*\(\s*([A-Z])\s*\)\s*\}*\s*\S.*", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z]{4,}")
+_ANCHOR = re.compile(r"\b(?:answer|result|solution|option|choice)\b\s*(?:is|are|:|=)+\s*:?\s*", re.IGNORECASE)
+_FILLER = re.compile(
+    r"(?:(?:therefore|thus|hence|then|simply|just|approximately|about|option|choice)\b[,:]?\s*)+", re.I
+)
+_CLAUSE = re.compile(r"[.;](?=\s|$)|\n|,?\s+(?:because|since|which|where|so|as|but|(?:and|but)\s+not|not)\b")
+_EMPHASIS = re.compile(r"(?<![\w)\]}*`])(\*\*|\*|`)(?=\S)([^*`\n]{1,500}?)(?<=\S)\1(?![\w(*`])")
 _DIGITS = 30  # decimal digits to which exact numbers are compared
 
 
 def equal(gold: str, given: str, tolerance: float) -> bool:
     """Whether ``given`` is the answer ``gold``. ``tolerance``: largest difference of two plain numbers."""
     wanted, answer = tidy(gold), tidy(given)
-    if not wanted or not answer:
+    if not wanted or not answer or len(answer) > max(_LONGEST, 4 * len(wanted)):
         return False
     if wanted == answer:
         return True
-    letters = _CHOICE.fullmatch(wanted), _CHOICE.fullmatch(answer)
+    letters = _CHOICE.fullmatch(wanted), _CHOICE.fullmatch(answer) or _OPTION.fullmatch(answer)
     if letters[0] and letters[1]:
         return letters[0][1] == letters[1][1]
+    if _NAME.fullmatch(wanted) and _NAME.fullmatch(answer):
+        return wanted.casefold() == answer.casefold()  # no products: east is not seat
     if units_differ(wanted, answer):
         return False
     wanted, answer = split_unit(wanted)[0], split_unit(answer)[0]
     numbers = plain_number(wanted), plain_number(answer)
     if numbers[0] is not None and numbers[1] is not None:
         return close(numbers[1], numbers[0], tolerance)
+    if half_read(wanted, answer) or not _same_names(wanted, answer):
+        return False
     return any(_same(g, a) for g in _readings(wanted) for a in _readings(answer))
 
 
 def last_expression(text: str) -> str | None:
     """The last expression of a text without marks: what follows ``the answer is``, else the last formula, else the
     whole of a text without words, else the last number. None where there is nothing like that."""
+    text = _EMPHASIS.sub(r"\2", text)
     anchors = list(_ANCHOR.finditer(text))
     if anchors:
-        tail = text[anchors[-1].end() :]
-        formula = _FORMULA.match(tail.lstrip())
-        return _inside(formula) if formula else _CLAUSE.split(tail, maxsplit=1)[0].strip() or None
-    formulas = list(_FORMULA.finditer(text))
-    if formulas:
-        return _inside(formulas[-1])
-    if not re.search(r"(?<![\\A-Za-z])[A-Za-z]{2,}", text) and len(text) <= 200:
+        return _first_expression(text[anchors[-1].end() :])
+    found = list(formulas(text))
+    if found:
+        return found[-1][1]
+    if len(text) <= 200 and not re.search(r"(?<![\\A-Za-z])[A-Za-z]{2,}", text):
         return text.strip() or None
     return last_number(text)
 
 
-def _inside(formula: re.Match[str]) -> str:
-    return next(group for group in formula.groups() if group is not None).strip()
+def _first_expression(tail: str) -> str | None:
+    """What a text begins with: a formula, else its first clause."""
+    tail = tail.lstrip()
+    formula = next(formulas(tail), None)
+    if formula is not None and formula[0] == 0:
+        return formula[1]
+    filler = _FILLER.match(tail)
+    return _CLAUSE.split(tail[filler.end() if filler else 0 :][: 2 * _LONGEST], maxsplit=1)[0].strip() or None
+
+
+def _same_names(one: str, other: str) -> bool:
+    """False for values of other names: ``x = 2, y = 3`` and ``a = 2, b = 3``."""
+    first, second = assigned(one), assigned(other)
+    return first is None or second is None or first.keys() == second.keys()
 
 
 def tidy(text: str) -> str:
-    """``text`` without dollar signs and brackets of a formula around it, LaTeX spaces and punctuation at its end."""
-    match = _ENDS.fullmatch(re.sub(r"(?<!\\)\$", "", text))
-    inner = match[1] if match else text
+    """``text`` without dollar signs and brackets of a formula around it, LaTeX spaces and punctuation at its end, in
+    LaTeX's signs."""
+    inner = _stripped(" ".join(re.sub(r"(?<!\\)\$", "", text).split()))
+    for opening, closing in ((r"\(", r"\)"), (r"\[", r"\]")):
+        inner = _stripped(inner.removeprefix(opening).removesuffix(closing))
     if re.fullmatch(r"[-+]?\s*[\d\\,~\s]+(\.\d+)?", inner) and plain_number(inner) is not None:
         return inner  # the spaces group digits
-    return " ".join(_SPACES.sub(" ", inner).split()).rstrip(" .,;:")
+    inner = inner.replace(r"\langle", "(").replace(r"\rangle", ")")
+    return in_digits(_stripped(" ".join(_SPACES.sub(" ", in_latex(inner)).split())))
+
+
+def _stripped(text: str) -> str:
+    return text.strip().rstrip(" .,;:\\")
 
 
 def _readings(text: str) -> list[str]:
@@ -81,7 +110,7 @@ def _readings(text: str) -> list[str]:
     if number is not None:
         mantissa, _, power = f"{number:E}".partition("E")
         return [f"{number:f}" if abs(int(power)) < 50 else rf"{mantissa} \times 10^{{{int(power)}}}"]
-    text = _REPEATING.sub(_fraction, text.replace(r"\varnothing", r"\emptyset"))
+    text = _REPEATING.sub(_fraction, in_order(text).replace(r"\varnothing", r"\emptyset"))
     if mixed := _MIXED.fullmatch(text):
         text = rf"{mixed[1]}({mixed[2]}+\frac{{{mixed[3]}}}{{{mixed[4]}}})"
     if (with_base := _WITH_BASE.fullmatch(text)) and (value := _in_base(with_base[1], int(with_base[2]))) is not None:
@@ -109,7 +138,9 @@ def _same(gold: str, given: str) -> bool:
 
     for wanted in _parsed(gold):
         for answer in _parsed(given):
-            ways = ((wanted, answer), (answer, wanted))  # a relation and its interval are compared one way only
+            ways = [(wanted, answer)]
+            if _is_relation(wanted) or _is_relation(answer):  # with its interval it is compared one way only
+                ways.append((answer, wanted))
             if any(verify(a, b, timeout_seconds=None) for a, b in ways) and _exactly(wanted, answer):
                 return True
             if _same_complex(wanted, answer):
@@ -127,6 +158,12 @@ def _parsed(text: str) -> list[Any]:
     kept = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
     ways = [LatexExtractionConfig(normalization_config=kept), ExprExtractionConfig()]
     return parse(f"${text}$", ways, parsing_timeout=None)
+
+
+def _is_relation(expression: Any) -> bool:
+    import sympy
+
+    return isinstance(expression, sympy.core.relational.Relational | sympy.logic.boolalg.BooleanFunction)
 
 
 def _exactly(one: Any, other: Any) -> bool:

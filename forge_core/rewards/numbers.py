@@ -28,7 +28,7 @@ def numbers_in(text: str) -> list[Decimal]:
 
 
 def _within_word(text: str, match: re.Match[str]) -> bool:
-    before, after = text[: match.start()][-2:], text[match.end() :][:2]
+    before, after = text[max(match.start() - 2, 0) : match.start()], text[match.end() : match.end() + 2]
     return bool(re.search(r"[\w/]$|\d[.,]$", before) or re.match(r"[A-Za-z_/]|[.,]\d", after))
 
 

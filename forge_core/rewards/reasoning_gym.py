@@ -6,6 +6,9 @@ import re
 from typing import Any, Literal
 
 from forge_core.rewards.numbers import last_number
+from forge_core.rewards.tags import contents
+
+_TAG = re.compile(r"<(/?)answer>")
 
 
 class ReasoningGym:
@@ -36,7 +39,7 @@ class ReasoningGym:
         if self.extract == "last_number":
             return last_number(completion)
         if self.extract == "answer_tag":
-            tags = re.findall(r"<answer>(.*?)</answer>", completion, flags=re.DOTALL)
+            tags = contents(completion, _TAG)
             return tags[-1].strip() if tags else None
         return completion.strip()
 

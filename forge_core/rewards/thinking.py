@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_BLOCK = re.compile(r"<\s*think\s*>(.*?)<\s*/\s*think\s*>", re.DOTALL | re.IGNORECASE)
-_TAG = re.compile(r"<\s*/?\s*think\s*>", re.IGNORECASE)
+from forge_core.rewards.tags import contents
+
+_TAG = re.compile(r"<\s*(/?)\s*think\s*>", re.IGNORECASE)
 
 
 class ThinkingReward:
@@ -24,6 +25,6 @@ class ThinkingReward:
 
     def grade(self, prompt: str, completion: str | None, metadata: dict[str, Any]) -> float:
         text = completion or ""
-        if any(_TAG.sub("", thought).strip() for thought in _BLOCK.findall(text)):
+        if any(_TAG.sub("", thought).strip() for thought in contents(text, _TAG)):
             return self.full_reward
         return self.partial_reward if _TAG.search(text) else 0.0

@@ -36,7 +36,7 @@ _UNITS = {word: unit for unit, words in _NAMES.items() for word in words.split()
 _POWERS = {"square": 2, "sq": 2, "cubic": 3}
 _TAIL = re.compile(
     r"(?P<rest>.*[\d)}a-z])\s*"
-    r"(?:\\(?:text|mathrm|textrm|mbox)\s*\{(?P<text>[^{}]*)\}|(?<![\\A-Za-z])(?P<bare>[A-Za-z][A-Za-z ]*))"
+    r"(?:\\(?:text|mathrm|textrm|mbox)\s*\{(?P<text>[^{}\d]*)\}|(?<![\\A-Za-z])(?P<bare>[A-Za-z][A-Za-z ]*))"
     r"\s*(?:(?:\^|\*\*)\s*\{?(?P<power>\d)\}?)?",
     re.DOTALL,
 )

@@ -7,8 +7,8 @@ Guarantees:
 - No more than the limit of output is kept in memory here.
 
 Memory is bounded twice: the kernel bounds each process's address space, and this process adds up what all of them use
-(proportionally, so that shared pages count once). Control groups would do both, but on most machines they are not ours
-to make.
+(proportionally, so that shared pages count once) and what their sockets may hold, which is no process's. Control groups
+would do both, but on most machines they are not ours to make.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Literal
 
@@ -118,7 +119,7 @@ class Process:
 
     def _check_use(self) -> None:
         tree = [self._pid, *descendants(self._pid)]
-        limit = self.limits.memory_bytes
+        limit = self.limits.memory_bytes - _in_sockets(self._pid)
         if sum(map(_resident, tree)) > limit and sum(map(_proportional, tree)) > limit:
             self.kill("memory")
         with contextlib.suppress(OSError):  # it has just ended
@@ -176,6 +177,19 @@ def look(processes: Sequence[Process]) -> None:
             owners[fd].read(fd)
     for process in processes:
         process.check()
+
+
+def _in_sockets(pid: int) -> int:
+    """Bytes that the sockets in the network namespace of ``pid`` can hold; 0 when it is gone."""
+    with contextlib.suppress(OSError):
+        return (Path(f"/proc/{pid}/net/unix").read_text().count("\n") - 1) * _socket_bytes()  # one line is the heading
+    return 0
+
+
+@lru_cache(maxsize=1)
+def _socket_bytes() -> int:
+    """Of each: a larger buffer cannot be asked for (``seccomp.py``)."""
+    return int(Path("/proc/sys/net/core/wmem_default").read_text())
 
 
 def _resident(pid: int) -> int:

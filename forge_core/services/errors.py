@@ -1,7 +1,9 @@
 """What a caller of an actor sees when something goes wrong.
 
 What an actor raises is raised to its caller as it is, with the actor's traceback as its cause (``RemoteTraceback``).
-An exception that cannot travel between processes becomes an ``ActorError`` with its text.
+An exception that cannot travel between processes becomes an ``ActorError`` with its text; so does one that would mean
+something else to the caller than to the actor: ``SystemExit`` and others that are no ``Exception``, which would end the
+caller's event loop or cancel its task, and ``StopIteration``, which no future can hold.
 """
 
 from __future__ import annotations
@@ -50,6 +52,13 @@ def unpacked(travelled: tuple[bytes | None, str, str]) -> BaseException:
     error: Any = ActorError(summary)
     if body is not None:
         with contextlib.suppress(Exception):  # a class that only the actor's process has
-            error = cargo.load(body)
+            error = raisable(cargo.load(body))
     error.__cause__ = RemoteTraceback(text)
     return error
+
+
+def raisable(error: BaseException) -> BaseException:
+    """``error``, or what is raised to the caller in its place."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return ActorError(f"{type(error).__name__}: {error}")

@@ -28,13 +28,15 @@ class Mesh:
         self._class, self._name, self._config, self._made_with = actor_class, name, config, made_with
         self._on_death = on_death
         self._ranks: list[Rank] = []
+        self._starting: asyncio.Future[None] | None = None
         self._gpus: tuple[str, ...] = ()
 
     async def start(self) -> None:
         """Make every rank's actor and run its ``setup``. Raises what they raise; the mesh is stopped then."""
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
-                await asyncio.to_thread(self._start_ranks)
+                self._starting = asyncio.ensure_future(asyncio.to_thread(self._start_ranks))
+                await asyncio.shield(self._starting)
                 await asyncio.gather(*(asyncio.wrap_future(rank.ready) for rank in self._ranks))
                 await self.call("setup", (), {})
         except TimeoutError:
@@ -56,7 +58,9 @@ class Mesh:
         await _all([rank.ping() for rank in self._present()])
 
     async def stop(self) -> None:
-        """End all ranks and give their GPUs back. Idempotent."""
+        """End all ranks, those too that are just being started, and give their GPUs back. Idempotent."""
+        if self._starting is not None and not self._starting.done():
+            await asyncio.wait([self._starting])  # a thread cannot be cancelled, and what it starts must not be left
         ranks, self._ranks = self._ranks, []
         await asyncio.gather(*(asyncio.to_thread(rank.stop) for rank in ranks))
         THIS_MACHINE.release(self._gpus)

@@ -3,6 +3,7 @@
 Guarantees of both kinds:
 - Every call gets exactly one answer: a value, what the actor raised, or ``ActorDied``.
 - ``on_death`` is called once, from any thread, when the rank is gone without having been asked to go.
+- A call never waits for the other side to read it: a process that stands still holds up no event loop.
 - A child process ends with its owner, with all that it started (``forge_core/processes``).
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import queue
 import socket
 import sys
 import threading
@@ -22,7 +24,7 @@ from typing import Any, Protocol
 from forge_core.processes import ChildGroup
 from forge_core.processes.channel import Channel
 from forge_core.services import cargo
-from forge_core.services.errors import ActorDied, ActorError, packed, unpacked
+from forge_core.services.errors import ActorDied, ActorError, packed, raisable, unpacked
 from forge_core.services.running import Running
 
 _CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from forge_core.services.child import main; main()"
@@ -70,9 +72,10 @@ class ProcessRank:
         self._group = ChildGroup(name, argv, log=log, env=environment, pass_fds=[theirs.fileno()])
         theirs.close()
         start = {"module": actor_class.__module__, "name": actor_class.__qualname__, "rank": rank, "size": size}
-        with contextlib.suppress(OSError):  # it is gone: the reader says so
-            self._channel.send({**start, "arguments": arguments})
-        threading.Thread(target=self._read, name=f"{name}-reader", daemon=True).start()
+        self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._outgoing.put({**start, "arguments": arguments})
+        for what, work in (("writer", self._write), ("reader", self._read)):
+            threading.Thread(target=work, name=f"{name}-{what}", daemon=True).start()
 
     def call(self, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Future[Any]:
         return self._send("call", (method, arguments, keywords))
@@ -93,9 +96,13 @@ class ProcessRank:
                 raise ActorDied(f"{self._name} is gone")
             number = next(self._numbers)
             self._open[number] = future
-        with contextlib.suppress(OSError):  # it is gone: the reader answers
-            self._channel.send((kind, number, packed_body))
+            self._outgoing.put((kind, number, packed_body))
         return future
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):  # it is gone: the reader answers
+            while (message := self._outgoing.get()) is not None:
+                self._channel.send(message)
 
     def _read(self) -> None:
         try:
@@ -121,6 +128,7 @@ class ProcessRank:
         with self._lock:
             self._gone, left = True, list(self._open.values())
             self._open.clear()
+            self._outgoing.put(None)
         said = "; ".join(self._group.errors(1)) or "no error in its log"
         reason = "was stopped" if self._stopped else f"ended ({said}; log: {self._group.log})"
         if not self._stopped:
@@ -174,7 +182,7 @@ class ThreadRank:
         try:
             self._running = Running(actor_class, rank, size, arguments, keywords)
         except BaseException as error:
-            self.ready.set_exception(error)
+            self.ready.set_exception(raisable(error))
             return
         if self._stopped:  # while it was made
             self._running.stop()
@@ -203,6 +211,7 @@ class ThreadRank:
 def _as_if_remote(error: BaseException) -> BaseException:
     """The same for callers, wherever the actor runs: its traceback is the cause."""
     cause = unpacked((None, "", packed(error)[2])).__cause__
+    error = raisable(error)
     if error.__cause__ is None:
         error.__cause__ = cause
     return error

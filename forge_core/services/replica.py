@@ -99,8 +99,9 @@ class Replica:
     async def stop(self) -> None:
         self._become(State.STOPPED)
         for task in (self._recovery, self._pinging):
-            if task is not None:
+            if task is not None and not task.done():
                 task.cancel()
+                await asyncio.wait([task])
         if self._mesh is not None:
             await self._mesh.stop()
 

@@ -27,7 +27,7 @@ class Router(Protocol):
     """Chooses the replica of a request."""
 
     def choose(self, healthy: Sequence[Chosen]) -> Chosen:
-        """One of ``healthy``, which is never empty and sorted by ``idx``."""
+        """One of ``healthy``, which is never empty; sorted by ``idx``, or for a new session by how many each holds."""
         ...
 
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+from collections.abc import Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+from forge_core.services.errors import raisable
 
 
 class Running:
@@ -35,13 +38,21 @@ class Running:
         """Start ``method``. The future has its value, or what it raised."""
         bound = getattr(self._actor, method)
         if inspect.iscoroutinefunction(bound):
-            return asyncio.run_coroutine_threadsafe(bound(*arguments, **keywords), self._loop)
+            return asyncio.run_coroutine_threadsafe(_without_exit(bound(*arguments, **keywords)), self._loop)
         return self._plain.submit(bound, *arguments, **keywords)
 
     def stop(self) -> None:
         """Take no more calls; those that wait are cancelled, those at work run on."""
         self._plain.shutdown(wait=False, cancel_futures=True)
         self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+async def _without_exit(work: Coroutine[Any, Any, Any]) -> Any:
+    """``work``, whose SystemExit or KeyboardInterrupt does not end the event loop that others need."""
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise raisable(error) from error
 
 
 def _make(actor_class: type, rank: int, size: int, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

@@ -103,6 +103,9 @@ class Service:
         healthy = [replica for replica in self.replicas if replica.healthy]
         if session is None:
             return self._stateless.choose(healthy)
+        if self._assigned.get(session) not in {replica.idx for replica in healthy}:
+            held = Counter(self._assigned.values())
+            healthy.sort(key=lambda replica: held[replica.idx])  # idle sessions are no load: the one with the fewest
         return self._sticky.choose(healthy, session, self._assigned)
 
     async def _until(self, true: Callable[[], bool], replicas: list[Replica]) -> None:

@@ -30,6 +30,9 @@ class Characters:
     def after(self, observation: Sequence[dict[str, Any]], *, end_token: int | None) -> list[int]:
         return encode("".join(m["content"] for m in observation))
 
+    def most_characters(self, tokens: int) -> int:
+        return tokens
+
     def said(self, token_ids: Sequence[int], *, end_token: int | None) -> str:
         return decode(token_ids)
 

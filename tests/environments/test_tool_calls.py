@@ -92,6 +92,13 @@ def test_the_format_is_recognised_by_the_chat_template():
         parser("auto", CHATML, None, tools("a"))
 
 
+def test_a_call_that_is_only_thought_of_is_not_made():
+    call = '<tool_call>{"name": "%s", "arguments": {}}</tool_call>'
+    parse = parser("auto", THINKING, None, tools("a", "b"))
+    assert [c.name for c in parse(f"<think>I could write {call % 'a'}, but</think>{call % 'b'}")] == ["b"]
+    assert parse(f"<think>I could write {call % 'a'}</think>The answer is 4.") == []
+
+
 def test_a_pattern_of_ones_own_names_the_arguments():
     parse = parser("text", None, r"\[(?P<expression>[^\]]*)\]", tools("calculate"))
     assert [(c.name, c.arguments) for c in parse("so [1+2] and [3]")] == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,65 @@ def test_there_are_as_many_verdicts_as_recorded_and_some_are_marked_wrong():
         (r"\text{Evelyn}", r"\boxed{Evelyn}", True),
         ("B", "So the answer is (B).", True),
         ("123456789012345678901234567890", r"\boxed{123456789012345678901234567891}", False),
+        ("(2,3)", r"\boxed{3,2}", False),
+        ("(2,3)", r"\boxed{\{3,2\}}", False),
+        ("(2,3)", r"\boxed{x=3, y=2}", False),
+        ("(2,3)", r"\boxed{y=3, x=2}", True),
+        ("x=2, y=3", r"\boxed{(3,2)}", False),
+        ("x=2, y=3", r"\boxed{(2,3)}", True),
+        ("x=2, y=3", r"\boxed{a=2, b=3}", False),
+        ("(1,2,3)", r"\boxed{3,2,1}", False),
+        ("1,2,3", r"\boxed{(3,2,1)}", True),
+        (r"\langle 1,2\rangle", r"\boxed{1.2}", False),
+        (r"\langle 1,2\rangle", r"\boxed{(1,2)}", True),
+        ("5", r"\boxed{5\\6}", False),
+        ("5", r"\boxed{5\\}", True),
+        ("5", r"\boxed{5|6}", False),
+        ("3", r"\boxed{1 2}", False),
+        ("1.5", r"\boxed{1 1/2}", True),
+        ("5", r"\boxed{5&6}", False),
+        ("5", r"\boxed{5..10}", False),
+        ("5", r"\boxed{\ge 5}", False),
+        ("5", r"\boxed{5+}", False),
+        ("5", r"\boxed{5\text{6}}", False),
+        ("5", r"\boxed{5\text{ million}}", False),
+        ("5,000,000", r"\boxed{5\text{ million}}", True),
+        ("2.5 thousand", r"\boxed{\$2500}", True),
+        ("east", r"\boxed{seat}", False),
+        ("abc", r"\boxed{bca}", True),
+        ("A", r"\boxed{\textbf{(A)}\ 12}", True),
+        ("B", r"\boxed{\textbf{(A)}\ 12}", False),
+        (r"\frac32", r"\boxed{1½}", True),
+        (r"2\sqrt{3}", r"\boxed{2√3}", True),
+        ("x^{10}", r"\boxed{x¹⁰}", True),
+        ("a_{12}", r"\boxed{a₁₂}", True),
+        (r"\infty", r"\boxed{∞}", True),
+        ("6", r"\boxed{2·3}", True),
     ],
 )
 def test_what_is_the_same_mathematics(answer: str, completion: str, right: bool):
     assert grade(completion, answer) == right
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("The answer is **5**.", "5"),
+        ("**Answer:** `5`", "5"),
+        ("The answer is therefore 5, and not 6.", "5"),
+        ("The answer is 2*3*4.", "24"),
+        ("The correct option is (A).", "A"),
+        ("The correct answer is option A.", "A"),
+        ("She makes $18 a day and $126 a week.", "126"),
+        ("It costs $20 and the change is $5", "5"),
+        ("The price is $5-$10, so the mean is $7.50$", "7.5"),
+        ("It costs $20, so $ \\frac{1}{2} $ is left", r"\frac12"),
+        (r"With \(x = 3\) the area is \[x^2\] or $9$", "9"),
+    ],
+)
+def test_an_answer_without_a_mark_is_found_in_prose(completion: str, answer: str):
+    assert grade(completion, answer) == 1.0
+    assert grade(completion, "18") == 0.0
 
 
 # Behaviours that the original's tests assert, with the settings of its reward.
@@ -217,6 +273,47 @@ def test_whatever_a_model_writes_is_right_or_wrong_but_no_error():
     finally:
         actor.close()
     assert [(t, g.error) for t, g in zip(texts, graded, strict=True) if g.reward not in (0.0, 1.0)] == []
+
+
+REPEATED = [
+    *(
+        "<answer>",
+        "<think>",
+        "</think>",
+        r"\boxed{",
+        r"\boxed{5} ",
+        r"\(",
+        r"\[",
+        "$",
+        "$1",
+        "{",
+        "the answer is ",
+        "1",
+        "1,",
+    ),
+    *(r"\frac{1}{2}", "```python\n", "<parameter=a>", "\n", " ", "**"),
+]
+LONG = 60_000  # characters: in time that grows with the square, each would take from several seconds to minutes
+
+
+@pytest.mark.parametrize("part", REPEATED)
+def test_what_a_model_repeats_without_an_end_is_graded_in_no_time(part: str):
+    from forge_core.environments.tool_calls import llama_calls, qwen_coder_calls
+    from forge_core.rewards.code import last_block
+    from forge_core.rewards.language import words_of
+    from forge_core.rewards.thinking import ThinkingReward
+
+    text = part * (LONG // len(part))
+    start = time.process_time()
+    assert grade(text, r"\frac34", partial_credit=0.1) == 0.0
+    assert grade(rf"\boxed{{1{text}2}}", "3") == 0.0
+    assert grade(f"the answer is 1{text}2", "3") == 0.0
+    assert ThinkingReward().grade("", text, {}) <= 0.2
+    last_block(text)
+    words_of(text)
+    llama_calls(text)
+    qwen_coder_calls([], f"<function=a>{text}")
+    assert time.process_time() - start < 1.5
 
 
 HANGS = r"\boxed{9^{9^{9^{9^{9}}}}}"

@@ -78,6 +78,14 @@ def test_the_last_closed_block_of_python_is_the_code() -> None:
     assert last_block("no code") is None
 
 
+def test_blocks_of_other_languages_and_of_output_are_not_taken_for_the_code() -> None:
+    assert last_block("```bash\npip install x\n```\nThen:\n```python\nprint(1)\n```\nDone.") == "print(1)\n"
+    assert last_block("```json\n{}\n```\nand\n```\ny = 2\n```\n") == "y = 2\n"
+    assert last_block("```python\nprint(1)\n```\nOutput:\n```\n1\n```\n") == "print(1)\n"
+    assert last_block("1. So:\n   ```py\n   if 1:\n       x\n   ```") == "if 1:\n    x\n"
+    assert last_block("```python\nprint('```')\n```") == "print('```')\n"
+
+
 def test_a_completion_without_code_earns_nothing(reward: CodeReward) -> None:
     assert reward.grade("", "The answer is 3.", {"tests": SUMS}) == 0.0
 

@@ -75,6 +75,34 @@ for name, arguments in (("memfd_create", (b"x", 0)), ("shmget", (0, 4096, 0o1600
     assert attack(code).stdout == "memfd_create -1 EPERM\nshmget -1 EPERM\nmsgget -1 EPERM\n"
 
 
+SOCKETS = """
+import socket, time
+pairs = []
+try:
+    for _ in range({count}):
+        pairs.append(socket.socketpair())
+        for end in pairs[-1]:
+            end.setblocking(False)
+            for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                try: end.setsockopt(socket.SOL_SOCKET, size, 10**7)
+                except PermissionError: pass
+            try:
+                while True: end.send(bytes(32768))
+            except BlockingIOError: pass
+except OSError: pass
+print(len(pairs), flush=True)
+"""
+
+
+def test_memory_in_sockets_counts_too(attack: Attacker) -> None:
+    result = attack("for _ in range(12):\n    if not os.fork(): break\n" + SOCKETS.format(count=100) + "time.sleep(5)")
+    assert result.memory_exceeded
+    assert result.duration_s < 2.0
+    assert attack(SOCKETS.format(count=50)).stdout == "50\n"
+    larger = "import socket\nsocket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_{}, 10**7)"
+    assert all("PermissionError" in attack(larger.format(size)).stderr for size in ("SNDBUF", "RCVBUF"))
+
+
 @pytest.mark.parametrize("stream", [1, 2])
 def test_a_flood_of_output_ends_at_its_limit(attack: Attacker, stream: int) -> None:
     result = attack(f"while True: os.write({stream}, b'x' * 65536)")

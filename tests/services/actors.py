@@ -43,6 +43,9 @@ class Counter(ForgeActor):
     def place(self) -> tuple[int, int, int]:
         return os.getpid(), self.rank, self.size
 
+    def echo_size(self, text: str) -> tuple[int, int]:
+        return len(text), os.getpid()
+
     def environment(self, name: str) -> str | None:
         return os.environ.get(name)
 
@@ -105,6 +108,28 @@ class Meeting(ForgeActor):
         await asyncio.sleep(0.05)
         self.here -= 1
         return self.most
+
+
+class Ends(ForgeActor):
+    """Raises what ends more than a method."""
+
+    def no_more_rows(self) -> int:
+        return next(iter(()))
+
+    def cancelled(self) -> None:
+        raise asyncio.CancelledError("enough")
+
+    def exits(self) -> None:
+        sys.exit(3)
+
+    def interrupted(self) -> None:
+        raise KeyboardInterrupt
+
+    async def exits_in_a_coroutine(self) -> None:
+        sys.exit(3)
+
+    async def still_there(self) -> bool:
+        return True
 
 
 class BadInit(ForgeActor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -28,7 +29,7 @@ from forge_core.services.config import ServiceConfig
 from forge_core.services.gpus import GpuPool
 from forge_core.services.metrics import ReplicaMetrics
 from forge_core.services.routing import LeastLoadedRouter, RoundRobinRouter, SessionRouter
-from tests.services.actors import BadInit, BadSetup, Counter, DiesWhenStarted, Meeting, Refused
+from tests.services.actors import BadInit, BadSetup, Counter, DiesWhenStarted, Ends, Meeting, Refused
 
 FAST = {"restart_backoff_s": 0.05, "health_poll_rate": 0.05}
 
@@ -95,6 +96,48 @@ def test_a_session_stays_on_its_replica_and_tasks_have_their_own() -> None:
     run(test)
 
 
+def test_idle_sessions_are_spread_over_the_replicas() -> None:
+    async def test() -> None:
+        service = await Counter.options(num_replicas=3, threads=True).as_service()
+        for _ in range(9):  # one after the other: at the time of each, no replica has anything to do
+            await service.current.route(sess_id=await service.start_session())
+        replicas = service.get_metrics().replicas.values()
+        assert [replica.assigned_sessions for replica in replicas] == [3, 3, 3]
+
+    run(test)
+
+
+def test_many_sessions_at_once_outlive_the_deaths_of_replicas() -> None:
+    async def test() -> None:
+        service = await Counter.options(num_replicas=3, max_retries=3, **FAST).as_service()
+        seen: list[list[int]] = []
+
+        async def one() -> None:
+            async with service.session():
+                places = []
+                for _ in range(20):
+                    places.append((await service.place.route())[0])
+                    await asyncio.sleep(0.05)
+            seen.append(places)
+
+        async def kill_two() -> None:
+            for victim in (await pids(service))[:2]:
+                await asyncio.sleep(0.3)
+                os.kill(victim, signal.SIGKILL)
+
+        await asyncio.gather(kill_two(), *(one() for _ in range(100)))
+        moves = [sum(a != b for a, b in itertools.pairwise(places)) for places in seen]
+        assert sorted(map(len, seen)) == [20] * 100, "no request was lost, none failed"
+        assert 30 <= sum(moves) <= 200, "sessions of a replica that died move, once for each death, and no others do"
+        assert max(moves) <= 2
+        await eventually(lambda: healthy(service) == 3)
+        summary = service.get_metrics()
+        assert [replica.active_requests + replica.queue_depth for replica in summary.replicas.values()] == [0, 0, 0]
+        assert summary.service.total_sessions == 0
+
+    run(test)
+
+
 def only_in_this_process(monkeypatch: pytest.MonkeyPatch) -> object:
     module = types.ModuleType("only_in_this_process")
     exec("class Only: pass", vars(module))
@@ -128,6 +171,24 @@ def test_what_an_actor_raises_is_raised_to_the_caller_with_its_traceback(monkeyp
         assert healthy(service) == 2
         assert [replica.failed_requests for replica in service.get_metrics().replicas.values()] == [5, 4]
         assert await service.increment.fanout() == [1, 1]
+
+    run(test)
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_what_would_end_the_callers_event_loop_is_raised_as_an_error_of_the_actor(threads: bool) -> None:
+    async def test() -> None:
+        service = await Ends.options(threads=threads).as_service()
+        for method, why in (
+            ("no_more_rows", "StopIteration"),
+            ("cancelled", "CancelledError: enough"),
+            ("exits", "SystemExit: 3"),
+            ("interrupted", "KeyboardInterrupt"),
+            ("exits_in_a_coroutine", "SystemExit: 3"),
+        ):
+            with pytest.raises(ActorError, match=why):
+                await asyncio.wait_for(getattr(service, method).route(), 20)
+            assert await asyncio.wait_for(service.still_there.route(), 20)
 
     run(test)
 
@@ -197,6 +258,23 @@ def test_restarts_have_growing_pauses_and_an_end(tmp_path: Path) -> None:
     run(test)
 
 
+def test_a_fanout_leaves_no_replica_out_silently(tmp_path: Path) -> None:
+    async def test() -> None:
+        service = await Counter.options(num_replicas=2, **FAST).as_service()
+        with pytest.raises(ActorDied):
+            await service.die.fanout()
+        with pytest.raises(ActorDied):
+            await service.die_unless.fanout(tmp_path / "died")  # one of the two has an answer
+        assert await service.increment.fanout() == [1, 1]
+        gone = await DiesWhenStarted.options(max_restarts=1, restart_backoff_s=0.05).as_service(tmp_path / "mark")
+        with pytest.raises(ActorDied):
+            await gone.die.fanout()
+        with pytest.raises(ServiceUnavailable, match="DiesWhenStarted_0 is FAILED"):
+            await gone.die.fanout()
+
+    run(test)
+
+
 def test_setup_runs_again_after_a_restart_under_the_same_name(tmp_path: Path) -> None:
     async def test() -> None:
         service = await Counter.options(mesh_name="counting", max_retries=0, **FAST).as_service(0, tmp_path / "log")
@@ -216,6 +294,24 @@ def test_a_replica_that_answers_no_ping_is_started_again() -> None:
         os.kill(frozen, signal.SIGSTOP)
         await eventually(lambda: service.get_metrics().replicas[0].restarts == 1)
         assert frozen not in await pids(service)
+
+    run(test)
+
+
+def test_a_replica_that_reads_nothing_holds_up_neither_the_caller_nor_the_health_checks() -> None:
+    async def test() -> None:
+        service = await Counter.options(num_replicas=2, health_timeout_s=1.0, **FAST).as_service()
+        (frozen, alive) = await pids(service)
+        os.kill(frozen, signal.SIGSTOP)
+        large = asyncio.create_task(service.echo_size.route("x" * 5_000_000))  # more than a socket takes
+        start, longest = time.monotonic(), 0.0
+        while not large.done():
+            before = time.monotonic()
+            await asyncio.sleep(0.02)
+            longest = max(longest, time.monotonic() - before)
+        assert await large == (5_000_000, alive), "it was done elsewhere"
+        assert longest < 0.8
+        assert time.monotonic() - start < 10
 
     run(test)
 
@@ -420,6 +516,20 @@ def test_a_stopped_service_and_actor_fail_what_is_at_work_and_what_comes() -> No
         await Counter.shutdown(actor)
         with pytest.raises(ActorDied):
             await actor.current.call_one()
+
+    run(test)
+
+
+def test_a_service_that_is_stopped_while_a_replica_is_started_again_leaves_no_process() -> None:
+    async def test() -> None:
+        for delay in (0.0, 0.01, 0.03, 0.1):
+            service = await Counter.options(restart_backoff_s=0.0, health_poll_rate=0.05, max_retries=0).as_service()
+            before = set(psutil.Process().children())
+            with pytest.raises(ActorDied):
+                await service.die.route()
+            await asyncio.sleep(delay)
+            await service.shutdown()
+            assert not set(psutil.Process().children()) - before
 
     run(test)
 
