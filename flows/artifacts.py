@@ -107,12 +107,17 @@ class RunArtifacts:
             ArtifactCreate(
                 type=kind,
                 key=f"{self._name}-{what}",
-                description=f"{what} of run {self._run_id}",
+                description=f"{what} of run {self._run_id}{self._left_out(what)}",
                 data=data,
                 flow_run_id=self._flow_run_id,
             )
         )
         self._ids[what] = created.id
+
+    def _left_out(self, what: str) -> str:
+        """What the table does not show of a long run."""
+        some = what == "steps" and self._total > TABLE_ROWS
+        return f": {TABLE_ROWS} of them at most, evenly spaced; all: forge ledger {self._run_id}" if some else ""
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from forge_core.runs import RunRef
 from forge_core.runs.checks import check_run, with_stored_model
 from forge_core.runs.context import RunContext, attach, detach
 from forge_core.runs.failures import record_failure
+from forge_core.runs.heartbeat import Heartbeat
 from forge_core.runs.planning import shard_count
 from forge_core.runs.record import RunRecord, create_run, load_run, refuse_generation, resume_check, resume_run
 from forge_core.runs.sealing import seal
@@ -47,6 +48,10 @@ from forge_core.store import Store, StoreError, open_store
 log = logging.getLogger("forge")
 checks_log = logging.getLogger("forge.checks")  # its own, since the command line has said the same before
 SETTLE_S = 8.0  # open tasks get this long to notice a stop
+WORKER, BEAT_S = (
+    "run",
+    10.0,
+)  # name of the one process of a run among its workers, and seconds between its signs of life
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,7 @@ class Session:
         self.outcome: State[Any] | None = None
         self._context = self._opened(store, record)
         self._watcher = StopWatcher(self.stop, store, record.run_id, runtime.flow_run.id)
+        self._heartbeat = Heartbeat(store, record.run_id, WORKER, WORKER, every_s=BEAT_S)
         self._best_effort = BestEffort(limit_s=30.0)
         self._log = ProcessLog(record.run_id, role=None)
         self._artifacts = RunArtifacts(self._best_effort, runtime.flow_run.id, record.run_id, self.config.steps)
@@ -163,6 +169,10 @@ class Session:
             self._context.rollouts.begin(len(entries))
         return len(entries)
 
+    def _committed(self, entry: dict[str, Any]) -> None:
+        self._heartbeat.made()
+        self._heartbeat.doing(f"has finished batch {entry['batch']}")
+
     def note(self, text: str) -> None:
         """Tell a person."""
         self._progress.note(text)
@@ -172,8 +182,9 @@ class Session:
 
     def __enter__(self) -> Self:
         attach(self.run, self._context)
-        self._context.observers += [self._artifacts.step, self._progress.update]
+        self._context.observers += [self._artifacts.step, self._progress.update, self._committed]
         self._watcher.__enter__()
+        self._heartbeat.__enter__()
         self._context.note = self.note
         self._progress.note(f"this run in the UI: {url_for('flow-run', obj_id=runtime.flow_run.id)}")
         return self
@@ -197,6 +208,7 @@ class Session:
             if not self.window.settle(0.0):
                 self._context.close()
             detach(self.run)
+            self._heartbeat.__exit__(kind, error, trace)
             self._log.close()
         self.outcome = self._final_state(error)
         return isinstance(error, Stopped)
@@ -222,7 +234,7 @@ class Session:
         self._best_effort.close(10.0)
 
     def _table(self, entries: list[dict[str, Any]]) -> Table:
-        return closing_table(entries)
+        return closing_table(entries, self.run.run_id)
 
     def _write_figure(self, drawing: Drawing) -> None:
         file = Path(f"{self.run.run_id}-{drawing.name}.png").absolute()

@@ -68,7 +68,7 @@ class SftSession(Session):
         return Completed(message=f"{head} {self.done}: the validation loss is lowest for version {best.version}")
 
     def _table(self, entries: list[dict[str, Any]]) -> Table:
-        return sft_table(entries, sft_title(entries))
+        return sft_table(entries, sft_title(entries), self.run.run_id)
 
 
 SFT = Kind("sft", load_sft_config, check_sft, sft_config, with_stored_sft_model, SftSession)

@@ -20,6 +20,8 @@ from flows.server import ServerHandle
 from flows.window import Window
 from forge_core.config import RunConfig
 from forge_core.runs import RunRef
+from forge_core.runs.liveness import workers
+from forge_core.store import open_store
 from tasks import Stages
 from tests.runs.harness import TINY
 
@@ -100,6 +102,8 @@ def test_a_real_run_reads_well_in_the_ui(
     state: Any = grpo({**TINY}, overrides, return_state=True)  # type: ignore[arg-type]
     assert state.is_completed(), state.message
     assert state.message == "2 training steps committed"
+    (worker,) = workers(open_store(str(tmp_path)), "reads-well")
+    assert (worker.made, worker.ended, worker.failed) == (2, True, False)
     run = {"flow_runs": {"name": {"any_": ["reads-well"]}}}
     (flow_run,) = api(prefect_server, "/flow_runs/filter", run)
     assert flow_run["state"]["type"] == "COMPLETED"
