@@ -127,11 +127,11 @@ def test_wandb_offline_is_one_run_that_goes_on(store: Store, tmp_path: Path):
         log = metric_log(store, wandb={"mode": "offline", "folder": str(tmp_path)})
         commit(store, batch, log, ranks=ranks())
         log.close()
-    starts = sorted((tmp_path / "wandb").glob("offline-run-*"))
-    ids = {start.name.rpartition(f"-{RUN}-")[2] for start in starts}
-    assert len(ids) == 1, "both starts have one id"
-    assert all(start.stat().st_size for folder in starts for start in folder.glob("*.wandb"))
-    assert (tmp_path / "wandb" / f"forge-{RUN}-{ids.pop()}.txt").read_text() == "1"
+    files = list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))  # of each start one
+    assert len(files) == 2
+    assert {file.name for file in files} == {f"run-{NAME}.wandb"}, "both starts have one id"
+    assert all(file.stat().st_size for file in files)
+    assert (tmp_path / "wandb" / f"forge-{NAME}.txt").read_text() == "1"
 
 
 @pytest.mark.engine  # imports for seconds
@@ -139,11 +139,17 @@ def test_mlflow_has_one_run_that_goes_on(store: Store, tmp_path: Path):
     from mlflow.tracking import MlflowClient
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(tracking_uri=uri)
+    status = lambda: client.search_runs([client.get_experiment_by_name("forge").experiment_id])[0].info.status
     for batch in (0, 1):
         log = metric_log(store, mlflow={"tracking_uri": uri})
         commit(store, batch, log)
+        deadline = time.monotonic() + 60
+        while not (client.get_experiment_by_name("forge") and status() == "RUNNING") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert status() == "RUNNING"
         log.close()
-    client = MlflowClient(tracking_uri=uri)
+        assert status() == "FINISHED"
     (run,) = client.search_runs([client.get_experiment_by_name("forge").experiment_id])
     assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "reward/mean")] == [
         (0, 0.0),
