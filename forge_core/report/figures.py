@@ -66,12 +66,15 @@ def _shares(entries: Sequence[Entry]) -> list[Drawing]:
 def drawings(facts: Facts) -> list[Drawing]:
     """All figures of one run, in the order of the page."""
     rows, found = metric_rows(facts), spans(facts)
+    window = (
+        f"The newest {WINDOW} steps and what is open after them; where a row is empty, there was nothing to do. Each role "
+        "is as its own machine's clock says; an evaluation ends when it is stored."
+    )
     return [
         *curves_of(facts.entries, supervised=facts.supervised),
         Drawing("throughput", "Throughput", "Tokens per second while a role works (logarithmic), and the share of time "
                 "in which it does not.", partial(times.throughput, rows)),
-        Drawing("gantt", "Timeline", f"The newest {WINDOW} steps and what is open after them; where a row is empty, there "
-                "was nothing to do. Each role is as its own machine's clock says; an evaluation ends when it is stored.", partial(times.gantt, found)),
+        Drawing("gantt", "Timeline", window, partial(times.gantt, found)),
     ]  # fmt: skip
 
 
