@@ -67,8 +67,8 @@ def drawings(facts: Facts) -> list[Drawing]:
     """All figures of one run, in the order of the page."""
     rows, found = metric_rows(facts), spans(facts)
     window = (
-        f"The newest {WINDOW} steps and what is open after them; where a row is empty, there was nothing to do. Each role "
-        "is as its own machine's clock says; an evaluation ends when it is stored."
+        f"The newest {WINDOW} steps and what is open after them; where a row is empty, there was nothing to do. Each "
+        "role is as its own machine's clock says; an evaluation ends when it is stored."
     )
     return [
         *curves_of(facts.entries, supervised=facts.supervised),
