@@ -15,7 +15,7 @@ import io
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -29,7 +29,7 @@ from forge_core.observability.progress import COLUMNS, Entry, spread
 from forge_core.report.figures import Drawing, curves_of
 from forge_core.report.themes import png
 
-Figures = Callable[[Sequence[Entry]], Sequence[Drawing]]  # of ledger entries; the first is the most telling one
+Figures = Callable[[Sequence[Entry]], Iterable[Drawing]]  # of ledger entries, one after the other
 UPDATE_S = 1.0
 FIGURES_S, SHARE = 60.0, 50.0  # seconds between two drawings; these take at most one part in so many of the time
 LAST_S = 5.0  # after its end a run waits for no further figures
@@ -93,7 +93,9 @@ class RunArtifacts:
         """Draw and send the figures, those in time before ``until`` (monotonic)."""
         for one in self._figures(list(self._entries)) if self._figures else ():
             image = io.BytesIO()
-            if time.monotonic() < until and png(one.draw, image):
+            if time.monotonic() >= until:
+                return
+            if png(one.draw, image):
                 data = "data:image/png;base64," + base64.b64encode(image.getvalue()).decode()
                 with _client() as client:
                     self._put(client, "image", one.name, data)

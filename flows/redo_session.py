@@ -89,7 +89,7 @@ class RescoreSession(RedoSession):
         super().__init__(store, record)
         self.window.last = "rescore"
         flow_run, steps = runtime.flow_run.id, self.config.steps
-        self._artifacts = RunArtifacts(self._best_effort, flow_run, record.run_id, steps, COLUMNS, self.figures)
+        self._artifacts = RunArtifacts(self._best_effort, flow_run, record.run_id, steps, COLUMNS, None)
         self._progress = RescoreProgress(record.run_id, steps, console=self._console)
 
     def first_batch(self) -> int:

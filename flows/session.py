@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.alarming import Alarming
-from flows.artifacts import Figures, RunArtifacts
+from flows.artifacts import RunArtifacts
 from flows.restarting import flow_run_id, is_deployed, started_before, with_run_id
 from flows.stopping import StopWatcher
 from flows.window import Window
@@ -32,7 +33,7 @@ from forge_core.config.overrides import Overrides
 from forge_core.logs import ProcessLog
 from forge_core.observability.best_effort import BestEffort
 from forge_core.observability.progress import ProgressDisplay, closing_table
-from forge_core.report.figures import Drawing, curves_of
+from forge_core.report.figures import Drawing, curves_of, live
 from forge_core.report.themes import png
 from forge_core.runs import RunRef
 from forge_core.runs.checks import check_run, with_stored_model
@@ -134,7 +135,7 @@ class Session:
     """Context manager around a run's work; ``outcome`` is the flow's final state."""
 
     done = "training steps committed"  # what was done ``steps`` times
-    figures: Figures | None = staticmethod(curves_of)  # what is drawn; the first also as a file, in the end
+    figures: Callable[..., list[Drawing]] | None = staticmethod(curves_of)  # the first is a file in the end
 
     def __init__(self, store: Store, record: RunRecord) -> None:
         self.run = RunRef(record.run_id, store.uri)
@@ -147,7 +148,10 @@ class Session:
         self._heartbeat = Heartbeat(store, record.run_id, WORKER, WORKER, every_s=BEAT_S)
         self._best_effort = BestEffort(limit_s=30.0)
         self._log = ProcessLog(record.run_id, role=None)
-        self._artifacts = RunArtifacts(self._best_effort, runtime.flow_run.id, record.run_id, self.config.steps)
+        self._artifacts = RunArtifacts(
+            self._best_effort, runtime.flow_run.id, record.run_id, self.config.steps,
+            figures=partial(live, store, record.run_id),
+        )  # fmt: skip
         self._console = wide_console()
         self._progress = ProgressDisplay(record.run_id, self.config.steps, console=self._console)
         self._alarms = Alarming(self._context, self.note)

@@ -1,11 +1,12 @@
 """The figures of a report: what each is called, what it says, and how it is drawn.
 
-``curves_of`` needs ledger entries alone, so a run shows the same figures while it goes on.
+A run shows the same figures while it goes on (``live``): ``curves_of`` needs the ledger entries that it has, the others
+read what its store has of the newest steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +18,7 @@ from forge_core.report.curves import Entry, Runs
 from forge_core.report.facts import Facts
 from forge_core.report.spans import WINDOW, spans
 from forge_core.report.themes import Draw
-from forge_core.store import layout
+from forge_core.store import Store, layout
 
 MOST = 300  # files of metrics that are read, evenly spaced
 
@@ -65,16 +66,25 @@ def _shares(entries: Sequence[Entry]) -> list[Drawing]:
 
 def drawings(facts: Facts) -> list[Drawing]:
     """All figures of one run, in the order of the page."""
-    rows, found = metric_rows(facts), spans(facts)
+    return [*curves_of(facts.entries, supervised=facts.supervised), *_work(facts)]
+
+
+def live(store: Store, run_id: str, entries: Sequence[Entry], *, supervised: bool = False) -> Iterator[Drawing]:
+    """The same of a run that goes on, of which ``entries`` are known; what needs the store comes last."""
+    yield from curves_of(entries, supervised=supervised)
+    yield from _work(Facts(store, run_id, store.sizes(layout.run(run_id)), entries=[dict(entry) for entry in entries]))
+
+
+def _work(facts: Facts) -> list[Drawing]:
+    """What the roles did: from the files of metrics and the manifests of shards."""
     window = (
         f"The newest {WINDOW} steps and what is open after them; where a row is empty, there was nothing to do. Each "
         "role is as its own machine's clock says; an evaluation ends when it is stored."
     )
     return [
-        *curves_of(facts.entries, supervised=facts.supervised),
         Drawing("throughput", "Throughput", "Tokens per second while a role works (logarithmic), and the share of time "
-                "in which it does not.", partial(times.throughput, rows)),
-        Drawing("gantt", "Timeline", window, partial(times.gantt, found)),
+                "in which it does not.", partial(times.throughput, metric_rows(facts))),
+        Drawing("gantt", "Timeline", window, partial(times.gantt, spans(facts))),
     ]  # fmt: skip
 
 
