@@ -7,11 +7,12 @@ read what its store has of the newest steps.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
 from forge_core.data_model import METRICS, from_parquet
-from forge_core.observability.entries import finite
+from forge_core.observability.entries import STAGES, finite
 from forge_core.observability.progress import spread
 from forge_core.report import curves, times
 from forge_core.report.curves import Entry, Runs
@@ -19,6 +20,7 @@ from forge_core.report.facts import Facts
 from forge_core.report.spans import WINDOW, spans
 from forge_core.report.themes import Draw
 from forge_core.store import Store, layout
+from forge_core.store.store import READERS
 
 MOST = 300  # files of metrics that are read, evenly spaced
 
@@ -70,9 +72,20 @@ def drawings(facts: Facts) -> list[Drawing]:
 
 
 def live(store: Store, run_id: str, entries: Sequence[Entry], *, supervised: bool = False) -> Iterator[Drawing]:
-    """The same of a run that goes on, of which ``entries`` are known; what needs the store comes last."""
+    """The same of a run that goes on, of which ``entries`` are known. What needs the store comes last, and costs no
+    more for a long run than for a short one."""
     yield from curves_of(entries, supervised=supervised)
-    yield from _work(Facts(store, run_id, store.sizes(layout.run(run_id)), entries=[dict(entry) for entry in entries]))
+    yield from _work(Facts(store, run_id, _newest(store, run_id, entries), entries=[dict(entry) for entry in entries]))
+
+
+def _newest(store: Store, run_id: str, entries: Sequence[Entry]) -> dict[str, int]:
+    """Keys and sizes of what ``_work`` looks at: all but the shards of old batches."""
+    root, first = layout.run(run_id), entries[-WINDOW:][0]["batch"] if entries else 0
+    batches = range(first, first + 2 * WINDOW)  # and what is open after them
+    folders = [f"{root}{kind}/{layout.number(batch)}" for kind in STAGES for batch in batches]
+    with ThreadPoolExecutor(READERS) as pool:
+        found = pool.map(store.sizes, [layout.metrics_folder(run_id), f"{root}evaluations", *folders])
+        return {key: size for sizes in found for key, size in sizes.items()}
 
 
 def _work(facts: Facts) -> list[Drawing]:

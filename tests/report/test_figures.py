@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from forge_core.observability.entries import STAGES
 from forge_core.report import curves, times
-from forge_core.report.figures import curves_of, learning
+from forge_core.report.facts import collect
+from forge_core.report.figures import curves_of, drawings, learning, live
 from forge_core.report.spans import Span
 from forge_core.report.themes import PALETTE, png
+from forge_core.store import Ledger, open_store
+from tests.query.example import RUN, example_run
 from tests.runtime.entries import entry, learning_run
 
 
@@ -77,3 +81,25 @@ def test_the_shortest_piece_of_work_is_seen_in_the_timeline(seconds: float, tmp_
     green = tuple(int(PALETTE.series(times.ROLE_COLOURS["scorer"])[i : i + 2], 16) for i in (1, 3, 5))
     image = imread(tmp_path / "gantt.png")[:, :, :3] * 255
     assert (abs(image - green).sum(axis=2) < 120).sum() > 10
+
+
+def test_a_run_that_goes_on_shows_the_figures_of_its_report(tmp_path: Path):
+    store = example_run(open_store(str(tmp_path)), steps=3)
+    entries = Ledger(store, RUN).entries()
+    names = [one.name for one in live(store, RUN, entries)]
+    assert names == [one.name for one in drawings(collect(store, RUN))]
+    assert names[-2:] == ["throughput", "gantt"]
+
+
+def test_what_a_long_run_shows_while_it_goes_on_costs_no_look_at_its_old_shards(tmp_path: Path):
+    store = example_run(open_store(str(tmp_path)), steps=20)
+    asked: list[str] = []
+    sizes, opened = store.sizes, store.open_published
+    store.sizes = lambda folder: (asked.append(folder), sizes(folder))[1]  # type: ignore[method-assign]
+    store.open_published = lambda prefix: (asked.append(prefix), opened(prefix))[1]  # type: ignore[method-assign]
+    found = {one.name: one for one in live(store, RUN, Ledger(store, RUN).entries())}
+    assert png(found["gantt"].draw, tmp_path / "gantt.png")
+    batches = {int(key.split("/")[3]) for key in asked if key.split("/")[2] in STAGES}
+    assert {8, 19} <= batches
+    assert min(batches) == 8
+    assert len(asked) < 160
