@@ -14,7 +14,7 @@ from prefect import runtime
 from prefect.states import Cancelled, Completed, Crashed, Failed, State
 
 from flows.alarming import Alarming
-from flows.artifacts import RunArtifacts
+from flows.artifacts import DRAWING_S, LAST_S, SENDING_S, RunArtifacts
 from flows.crew import CrewLost
 from flows.restarting import flow_run_id, started_before, with_run_id
 from flows.role_session import PREEMPTED
@@ -82,8 +82,8 @@ class Coordination:
         self._watcher.__exit__(None, None, None)
         self._alarms.close()
         if error is None:
-            self._artifacts.finish(self.context.ledger.entries())
-        self._best_effort.close(10.0)
+            self._artifacts.finish(self.context.ledger.entries(), LAST_S)
+        self._best_effort.close((DRAWING_S if error else LAST_S) + SENDING_S)
         self.context.close()
         self.outcome = self._final_state(error)
         return self.outcome is not None

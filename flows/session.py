@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.alarming import Alarming
-from flows.artifacts import RunArtifacts
+from flows.artifacts import DRAWING_S, LAST_S, SENDING_S, RunArtifacts
 from flows.restarting import flow_run_id, is_deployed, started_before, with_run_id
 from flows.stopping import StopWatcher
 from flows.window import Window
@@ -204,7 +204,7 @@ class Session:
         self._progress.close()
         self._alarms.close()
         try:
-            self._show_result()
+            self._show_result(LAST_S if error is None else DRAWING_S)
         except StoreError as outage:  # the run's own outcome is what matters now
             log.warning("no closing table: %s", outage)
         finally:
@@ -226,16 +226,16 @@ class Session:
         if names:
             log.warning("still working after %.0f s: %s", SETTLE_S, ", ".join(names))
 
-    def _show_result(self) -> None:
+    def _show_result(self, limit_s: float) -> None:
         """The closing table, the figures as artifacts, and the first of them as a file."""
         entries = self._entries()
         if entries:
-            self._artifacts.finish(entries)
+            self._artifacts.finish(entries, limit_s)
             self._console.print(self._table(entries))
             if self.figures and not is_deployed():  # a deployment's working directory is the code's
                 self._best_effort.submit(self._write_figure, self.figures(entries)[0])
         # Always: a thread that draws when the interpreter ends aborts the process, one that sends holds up its end.
-        self._best_effort.close(10.0)
+        self._best_effort.close(limit_s + SENDING_S)
 
     def _table(self, entries: list[dict[str, Any]]) -> Table:
         return closing_table(entries, self.run.run_id)
