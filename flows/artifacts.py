@@ -15,7 +15,7 @@ import io
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -29,10 +29,12 @@ from forge_core.observability.progress import COLUMNS, Entry, spread
 from forge_core.report.figures import Drawing, curves_of
 from forge_core.report.themes import png
 
-Figures = Callable[[Sequence[Entry]], Sequence[Drawing]]  # of ledger entries; the first is the most telling one
+Figures = Callable[[Sequence[Entry]], Iterable[Drawing]]  # of ledger entries, one after the other
 UPDATE_S = 1.0
 FIGURES_S, SHARE = 60.0, 50.0  # seconds between two drawings; these take at most one part in so many of the time
-LAST_S = 5.0  # after its end a run waits for no further figures
+DRAWING_S = 5.0  # of one drawing of all figures, while the run goes on or when it was stopped
+LAST_S = 20.0  # of the last one of a run that is complete: a busy machine takes seconds for each
+SENDING_S = 5.0  # beyond these, for what is under way
 TABLE_ROWS = 200  # an artifact is sent whole on each update
 
 
@@ -69,11 +71,11 @@ class RunArtifacts:
             if not self._best_effort.submit(self._update):
                 self._waiting = False
 
-    def finish(self, entries: Sequence[Entry]) -> None:
-        """Show the final state of all ``entries``, and their figures."""
+    def finish(self, entries: Sequence[Entry], limit_s: float = DRAWING_S) -> None:
+        """Show the final state of all ``entries``, and the figures that are drawn in ``limit_s`` seconds."""
         self._entries = list(entries)
         self._best_effort.submit(self._update)
-        self._best_effort.submit(self._draw, time.monotonic() + LAST_S)
+        self._best_effort.submit(self._draw, time.monotonic() + limit_s)
 
     def _update(self) -> None:
         self._waiting, self._updated = False, time.monotonic()
@@ -85,7 +87,7 @@ class RunArtifacts:
             self._put(client, "table", "steps", json.dumps(rows))
         if time.monotonic() >= self._next_figures:
             began = time.monotonic()
-            self._draw(began + LAST_S)
+            self._draw(began + DRAWING_S)
             ended = time.monotonic()
             self._next_figures = ended + max(FIGURES_S, SHARE * (ended - began))
 
@@ -93,7 +95,9 @@ class RunArtifacts:
         """Draw and send the figures, those in time before ``until`` (monotonic)."""
         for one in self._figures(list(self._entries)) if self._figures else ():
             image = io.BytesIO()
-            if time.monotonic() < until and png(one.draw, image):
+            if time.monotonic() >= until:
+                return
+            if png(one.draw, image):
                 data = "data:image/png;base64," + base64.b64encode(image.getvalue()).decode()
                 with _client() as client:
                     self._put(client, "image", one.name, data)
@@ -107,12 +111,17 @@ class RunArtifacts:
             ArtifactCreate(
                 type=kind,
                 key=f"{self._name}-{what}",
-                description=f"{what} of run {self._run_id}",
+                description=f"{what} of run {self._run_id}{self._left_out(what)}",
                 data=data,
                 flow_run_id=self._flow_run_id,
             )
         )
         self._ids[what] = created.id
+
+    def _left_out(self, what: str) -> str:
+        """What the table does not show of a long run."""
+        some = what == "steps" and self._total > TABLE_ROWS
+        return f": {TABLE_ROWS} of them at most, evenly spaced; all: forge ledger {self._run_id}" if some else ""
 
 
 @contextmanager

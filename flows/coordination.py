@@ -6,6 +6,7 @@ Invariant: an outage of the store or of the server is waited out.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +14,7 @@ from prefect import runtime
 from prefect.states import Cancelled, Completed, Crashed, Failed, State
 
 from flows.alarming import Alarming
-from flows.artifacts import RunArtifacts
+from flows.artifacts import DRAWING_S, LAST_S, SENDING_S, RunArtifacts
 from flows.crew import CrewLost
 from flows.restarting import flow_run_id, started_before, with_run_id
 from flows.role_session import PREEMPTED
@@ -21,6 +22,7 @@ from flows.stopping import SIGTERM, StopWatcher
 from forge_core.config import ConfigError, RunConfig, load_config, store_uri, validate_for_training
 from forge_core.devices import alone
 from forge_core.observability.best_effort import BestEffort
+from forge_core.report.figures import live
 from forge_core.runs.context import RunContext
 from forge_core.runs.frontier import Frontier
 from forge_core.runs.record import RunRecord, create_run, load_run
@@ -43,7 +45,8 @@ class Coordination:
         self.outcome: State[Any] | None = None
         self._watcher = StopWatcher(self.stop, self.store, self.run_id, runtime.flow_run.id)
         self._best_effort = BestEffort(limit_s=30.0)
-        self._artifacts = RunArtifacts(self._best_effort, runtime.flow_run.id, self.run_id, self.steps)
+        drawn = partial(live, self.store, self.run_id)
+        self._artifacts = RunArtifacts(self._best_effort, runtime.flow_run.id, self.run_id, self.steps, figures=drawn)
         self._alarms = Alarming(self.context, log.warning)
         self._shown = 0
 
@@ -79,8 +82,8 @@ class Coordination:
         self._watcher.__exit__(None, None, None)
         self._alarms.close()
         if error is None:
-            self._artifacts.finish(self.context.ledger.entries())
-        self._best_effort.close(10.0)
+            self._artifacts.finish(self.context.ledger.entries(), LAST_S)
+        self._best_effort.close((DRAWING_S if error else LAST_S) + SENDING_S)
         self.context.close()
         self.outcome = self._final_state(error)
         return self.outcome is not None

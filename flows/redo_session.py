@@ -13,7 +13,6 @@ from flows.artifacts import RunArtifacts
 from flows.restarting import flow_run_id, started_before
 from flows.session import Session
 from forge_core.config import ConfigError, load_config
-from forge_core.observability.progress import spread
 from forge_core.observability.rescored import COLUMNS, RescoreProgress, rescored_table, rescored_title
 from forge_core.runs.record import RunRecord, create_run, load_run, resume_check, resume_run
 from forge_core.runs.redo_setup import Redo, check_changes, check_redo, rescore_of, retrain_of
@@ -23,7 +22,6 @@ from forge_core.stop import StopToken
 from forge_core.store import Store, open_store
 
 checks_log = logging.getLogger("forge.checks")
-ROWS = 12
 
 
 def new_redo_session(
@@ -91,7 +89,7 @@ class RescoreSession(RedoSession):
         super().__init__(store, record)
         self.window.last = "rescore"
         flow_run, steps = runtime.flow_run.id, self.config.steps
-        self._artifacts = RunArtifacts(self._best_effort, flow_run, record.run_id, steps, COLUMNS, self.figures)
+        self._artifacts = RunArtifacts(self._best_effort, flow_run, record.run_id, steps, COLUMNS, None)
         self._progress = RescoreProgress(record.run_id, steps, console=self._console)
 
     def first_batch(self) -> int:
@@ -103,4 +101,4 @@ class RescoreSession(RedoSession):
         return rescored_entries(self._context.store, self.run.run_id)
 
     def _table(self, entries: list[dict[str, Any]]) -> Table:
-        return rescored_table(spread(entries, ROWS), title=rescored_title(entries))
+        return rescored_table(entries, rescored_title(entries), self.run.run_id)

@@ -205,7 +205,7 @@ class RoleSession:
             self._context.close()
             detach(self.run)
         if self._heartbeat is not None:
-            self._heartbeat.__exit__(None, None, None)
+            self._heartbeat.__exit__(kind, error, trace)
         self._log.close()
         self.outcome = final_state(self.role, error)
         return self.outcome is not None

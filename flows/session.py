@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.alarming import Alarming
-from flows.artifacts import Figures, RunArtifacts
+from flows.artifacts import DRAWING_S, LAST_S, SENDING_S, RunArtifacts
 from flows.restarting import flow_run_id, is_deployed, started_before, with_run_id
 from flows.stopping import StopWatcher
 from flows.window import Window
@@ -32,12 +33,13 @@ from forge_core.config.overrides import Overrides
 from forge_core.logs import ProcessLog
 from forge_core.observability.best_effort import BestEffort
 from forge_core.observability.progress import ProgressDisplay, closing_table
-from forge_core.report.figures import Drawing, curves_of
+from forge_core.report.figures import Drawing, curves_of, live
 from forge_core.report.themes import png
 from forge_core.runs import RunRef
 from forge_core.runs.checks import check_run, with_stored_model
 from forge_core.runs.context import RunContext, attach, detach
 from forge_core.runs.failures import record_failure
+from forge_core.runs.heartbeat import Heartbeat
 from forge_core.runs.planning import shard_count
 from forge_core.runs.record import RunRecord, create_run, load_run, refuse_generation, resume_check, resume_run
 from forge_core.runs.sealing import seal
@@ -47,6 +49,10 @@ from forge_core.store import Store, StoreError, open_store
 log = logging.getLogger("forge")
 checks_log = logging.getLogger("forge.checks")  # its own, since the command line has said the same before
 SETTLE_S = 8.0  # open tasks get this long to notice a stop
+WORKER, BEAT_S = (
+    "run",
+    10.0,
+)  # name of the one process of a run among its workers, and seconds between its signs of life
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,7 @@ class Session:
     """Context manager around a run's work; ``outcome`` is the flow's final state."""
 
     done = "training steps committed"  # what was done ``steps`` times
-    figures: Figures | None = staticmethod(curves_of)  # what is drawn; the first also as a file, in the end
+    figures: Callable[..., list[Drawing]] | None = staticmethod(curves_of)  # the first is a file in the end
 
     def __init__(self, store: Store, record: RunRecord) -> None:
         self.run = RunRef(record.run_id, store.uri)
@@ -139,9 +145,13 @@ class Session:
         self.outcome: State[Any] | None = None
         self._context = self._opened(store, record)
         self._watcher = StopWatcher(self.stop, store, record.run_id, runtime.flow_run.id)
+        self._heartbeat = Heartbeat(store, record.run_id, WORKER, WORKER, every_s=BEAT_S)
         self._best_effort = BestEffort(limit_s=30.0)
         self._log = ProcessLog(record.run_id, role=None)
-        self._artifacts = RunArtifacts(self._best_effort, runtime.flow_run.id, record.run_id, self.config.steps)
+        self._artifacts = RunArtifacts(
+            self._best_effort, runtime.flow_run.id, record.run_id, self.config.steps,
+            figures=partial(live, store, record.run_id),
+        )  # fmt: skip
         self._console = wide_console()
         self._progress = ProgressDisplay(record.run_id, self.config.steps, console=self._console)
         self._alarms = Alarming(self._context, self.note)
@@ -163,6 +173,10 @@ class Session:
             self._context.rollouts.begin(len(entries))
         return len(entries)
 
+    def _committed(self, entry: dict[str, Any]) -> None:
+        self._heartbeat.made()
+        self._heartbeat.doing(f"has finished batch {entry['batch']}")
+
     def note(self, text: str) -> None:
         """Tell a person."""
         self._progress.note(text)
@@ -172,8 +186,9 @@ class Session:
 
     def __enter__(self) -> Self:
         attach(self.run, self._context)
-        self._context.observers += [self._artifacts.step, self._progress.update]
+        self._context.observers += [self._artifacts.step, self._progress.update, self._committed]
         self._watcher.__enter__()
+        self._heartbeat.__enter__()
         self._context.note = self.note
         self._progress.note(f"this run in the UI: {url_for('flow-run', obj_id=runtime.flow_run.id)}")
         return self
@@ -189,7 +204,7 @@ class Session:
         self._progress.close()
         self._alarms.close()
         try:
-            self._show_result()
+            self._show_result(LAST_S if error is None else DRAWING_S)
         except StoreError as outage:  # the run's own outcome is what matters now
             log.warning("no closing table: %s", outage)
         finally:
@@ -197,6 +212,7 @@ class Session:
             if not self.window.settle(0.0):
                 self._context.close()
             detach(self.run)
+            self._heartbeat.__exit__(kind, error, trace)
             self._log.close()
         self.outcome = self._final_state(error)
         return isinstance(error, Stopped)
@@ -210,19 +226,19 @@ class Session:
         if names:
             log.warning("still working after %.0f s: %s", SETTLE_S, ", ".join(names))
 
-    def _show_result(self) -> None:
+    def _show_result(self, limit_s: float) -> None:
         """The closing table, the figures as artifacts, and the first of them as a file."""
         entries = self._entries()
         if entries:
-            self._artifacts.finish(entries)
+            self._artifacts.finish(entries, limit_s)
             self._console.print(self._table(entries))
             if self.figures and not is_deployed():  # a deployment's working directory is the code's
                 self._best_effort.submit(self._write_figure, self.figures(entries)[0])
         # Always: a thread that draws when the interpreter ends aborts the process, one that sends holds up its end.
-        self._best_effort.close(10.0)
+        self._best_effort.close(limit_s + SENDING_S)
 
     def _table(self, entries: list[dict[str, Any]]) -> Table:
-        return closing_table(entries)
+        return closing_table(entries, self.run.run_id)
 
     def _write_figure(self, drawing: Drawing) -> None:
         file = Path(f"{self.run.run_id}-{drawing.name}.png").absolute()

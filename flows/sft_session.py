@@ -15,7 +15,7 @@ from forge_core.config.overrides import Overrides
 from forge_core.config.sft_config import SftConfig
 from forge_core.config.sft_loader import load_sft_config
 from forge_core.observability.sft_progress import COLUMNS, SftProgress, sft_table, sft_title
-from forge_core.report.figures import curves_of
+from forge_core.report.figures import curves_of, live
 from forge_core.runs.early_end import ends_early, validation_losses
 from forge_core.runs.record import RunRecord
 from forge_core.runs.sft_checks import check_sft, with_stored_sft_model
@@ -50,7 +50,8 @@ class SftSession(Session):
         super().__init__(store, record)
         self.window.last = "fine-tune"
         flow_run, steps = runtime.flow_run.id, self.config.steps
-        self._artifacts = RunArtifacts(self._best_effort, flow_run, record.run_id, steps, COLUMNS, self.figures)
+        drawn = partial(live, store, record.run_id, supervised=True)
+        self._artifacts = RunArtifacts(self._best_effort, flow_run, record.run_id, steps, COLUMNS, drawn)
         self._progress = SftProgress(record.run_id, steps, console=self._console)
 
     def _opened(self, store: Store, record: RunRecord) -> SftContext:
@@ -68,7 +69,7 @@ class SftSession(Session):
         return Completed(message=f"{head} {self.done}: the validation loss is lowest for version {best.version}")
 
     def _table(self, entries: list[dict[str, Any]]) -> Table:
-        return sft_table(entries, sft_title(entries))
+        return sft_table(entries, sft_title(entries), self.run.run_id)
 
 
 SFT = Kind("sft", load_sft_config, check_sft, sft_config, with_stored_sft_model, SftSession)

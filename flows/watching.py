@@ -17,12 +17,12 @@ from flows.commands.common import UNLIMITED
 from forge_core.observability.progress import duration, metric
 from forge_core.report.watching import State, Watched
 from forge_core.runs.formats import SFT
+from forge_core.runs.liveness import KILLED
 from forge_core.store import StoreError
 from forge_core.visible import visible
 
 LOOK_S = 2.0  # between two looks, at least
 BARS = "▁▂▃▄▅▆▇█"
-SILENT_S = 60.0  # after which a heartbeat that does not change is worth a word
 
 
 def show_once(watched: Watched) -> None:
@@ -53,7 +53,7 @@ def _screens(watched: Watched, pause: float, *, changes_only: bool = False) -> I
             yield Text(f"the store does not answer: {outage}")
         else:
             alarms = tuple(alarm.name for alarm in state.alarms)
-            now = (state.version, state.stops, state.failure, state.finished, alarms)
+            now = (state.version, state.word, state.stops, state.failure, alarms)
             if not changes_only or now != before:
                 yield screen(watched, state)
             before = now
@@ -86,11 +86,16 @@ def screen(watched: Watched, state: State) -> RenderableType:
 
 
 def _progress(state: State) -> str:
-    if state.version < 0:
-        return "no version yet"
-    whole = f"step {state.version} of {state.steps}"
+    whole = "no version yet" if state.version < 0 else f"step {state.version} of {state.steps}"
     stopped = f", {state.stops} stop request{'s' if state.stops > 1 else ''}" if state.stops else ""
-    return f"{whole}, finished" if state.finished else f"{whole}{stopped}"
+    return f"{whole}, {state.word}{'' if state.finished else stopped}{_nobody(state)}"
+
+
+def _nobody(state: State) -> str:
+    """For how long nobody has been there, where somebody was killed."""
+    if state.word != KILLED:
+        return ""
+    return f": no sign of life for {duration(min(worker.silent_s for worker in state.workers))}"
 
 
 def _curves(watched: Watched, state: State) -> Iterator[Text]:
@@ -124,8 +129,9 @@ def _roles(state: State) -> Table:
 def _workers(state: State) -> Table:
     table = _table("process", "host", "made", "does")
     for worker in state.workers:
-        silent = f" (silent for {duration(worker.silent_s)})" if worker.silent_s > SILENT_S else ""
-        doing = "has ended" if worker.ended else f"{worker.doing}{silent}"
+        silent = f" (silent for {duration(worker.silent_s)})" if worker.silent else ""
+        ended = "has ended with an error" if worker.failed else "has ended"
+        doing = ended if worker.ended else f"{worker.doing}{silent}"
         table.add_row(*(escape(visible(text)) for text in (worker.name, worker.host, str(worker.made), doing)))
     return table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -27,6 +28,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in SLOWER_TIERS):
             item.add_marker(pytest.mark.fast)
+
+
+def pytest_unconfigure() -> None:
+    """Threads of Prefect may log until the process ends, and its handlers hold the stream that stood in for standard
+    error when they were made: that of a test, which is closed by then."""
+    for logger in [logging.getLogger(name) for name in (None, *logging.Logger.manager.loggerDict)]:
+        for handler in list(logger.handlers):
+            if type(handler).__module__.startswith("prefect."):
+                logger.removeHandler(handler)
 
 
 def pytest_collection_finish() -> None:

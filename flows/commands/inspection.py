@@ -17,6 +17,7 @@ from forge_core.data.importing import ObjectPathError, source_file
 from forge_core.rewards.resolve import RewardError
 from forge_core.runs.code import named_code
 from forge_core.runs.formats import SFT, UnreadableRun
+from forge_core.runs.liveness import run_state
 from forge_core.runs.record import load_run
 from forge_core.runs.removal import run_ids
 from forge_core.runs.rescored import finished_batches, newest_metrics, rescored_entries
@@ -26,9 +27,9 @@ RUN_METRICS = ("reward/mean", "eval/reward/mean", "loss", "validation/loss")
 
 
 def runs(args: argparse.Namespace) -> int:
-    """A line for each run of the store: steps, newest reward, when it started."""
+    """A line for each run of the store: steps, whether anyone works on it, newest reward, when it started."""
     store = existing_store(args)
-    table = Table("run", "steps", "reward", "evaluation", "loss", "validation", "created", "made from")
+    table = Table("run", "steps", "state", "reward", "evaluation", "loss", "validation", "created", "made from")
     names = [name for name in run_ids(store) if store.exists(layout.run_json(name))]
     for name in names:
         try:
@@ -40,7 +41,7 @@ def runs(args: argparse.Namespace) -> int:
         shown = [f"{metrics[name]:.3f}" if name in metrics else "" for name in RUN_METRICS]
         made_from = f"{record.flow} {record.parent.run_id}" if record.parent else ""
         steps = f"{finished_batches(store, record)} of {record.config.steps}"
-        table.add_row(name, steps, *shown, record.created_at, made_from)
+        table.add_row(name, steps, run_state(store, record), *shown, record.created_at, made_from)
     if names:
         show(table)
     else:
@@ -56,7 +57,7 @@ def ledger(args: argparse.Namespace) -> int:
     if record.flow == SFT and not args.json:
         from forge_core.observability.sft_progress import sft_table
 
-        show(sft_table(entries.entries(), rows=None))
+        show(sft_table(entries.entries()))
         return 0
     if args.json:
         for entry in entries.entries():

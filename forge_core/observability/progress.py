@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from itertools import count
 from typing import Any
 
 from rich.console import Console
@@ -119,14 +120,35 @@ COLUMNS: dict[str, Callable[[Entry], str]] = {
 }
 
 
-def closing_table(entries: Sequence[Entry]) -> Table:
-    """A table of first, last and evenly spaced steps; ``seconds`` is from a train task's start to its commit."""
-    table = Table(title=_title(entries), title_justify="left")
-    for column in COLUMNS:
+def closing_table(entries: Sequence[Entry], run_id: str) -> Table:
+    """What a run has done; ``seconds`` is from a train task's start to its commit."""
+    return steps_table(entries, COLUMNS, _title(entries), run_id)
+
+
+def steps_table(
+    entries: Sequence[Entry], columns: Mapping[str, Callable[[Entry], str]], title: str | None, run_id: str | None
+) -> Table:
+    """A row for each step. With a ``run_id``, of many steps only some (``thinned``): then the caption says which, and
+    where all of them are."""
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    for column in columns:
         table.add_column(column, justify="right")
-    for entry in spread(entries, TABLE_ROWS):
-        table.add_row(*(cell(entry) for cell in COLUMNS.values()))
+    shown, n = thinned(entries, TABLE_ROWS) if run_id else (entries, 1)
+    for entry in shown:
+        table.add_row(*(cell(entry) for cell in columns.values()))
+    if len(shown) < len(entries):
+        table.caption = f"a row every {n} steps, the first and the last; all {len(entries)}: forge ledger {run_id}"
     return table
+
+
+def thinned(entries: Sequence[Entry], rows: int) -> tuple[list[Entry], int]:
+    """The first, the last, and those whose step (from 1) ``n`` divides, with the smallest round ``n`` that leaves no
+    more than ``rows``; and ``n``."""
+    for n in (digit * 10**zeros for zeros in count() for digit in (1, 2, 5)):
+        shown = [e for e in entries if (e["batch"] + 1) % n == 0 or e is entries[0] or e is entries[-1]]
+        if len(shown) <= rows:
+            return shown, n
+    raise AssertionError("a large n leaves two")
 
 
 def spread(entries: Sequence[Entry], rows: int) -> list[Entry]:

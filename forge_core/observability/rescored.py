@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from forge_core.observability.progress import Entry, ProgressDisplay
+from forge_core.observability.progress import Entry, ProgressDisplay, steps_table
 
 
 class RescoreProgress(ProgressDisplay):
@@ -27,14 +27,10 @@ COLUMNS: dict[str, Callable[[Entry], str]] = {
 }
 
 
-def rescored_table(entries: Sequence[Entry], title: str | None = None) -> Table:
-    """A row for each batch: mean reward now and before, and how many episodes have another one."""
-    table = Table(title=title, title_justify="left")
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
-    for entry in entries:
-        table.add_row(*(cell(entry) for cell in COLUMNS.values()))
-    return table
+def rescored_table(entries: Sequence[Entry], title: str | None = None, run_id: str | None = None) -> Table:
+    """Mean reward of each batch now and before, and how many episodes have another one; with a ``run_id`` of many
+    batches only some (``steps_table``)."""
+    return steps_table(entries, COLUMNS, title, run_id)
 
 
 def rescored_title(entries: Sequence[Entry]) -> str:

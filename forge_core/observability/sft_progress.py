@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from forge_core.observability.progress import Entry, ProgressDisplay, duration, metric, seconds_of, spread
+from forge_core.observability.progress import Entry, ProgressDisplay, duration, metric, seconds_of, steps_table
 
-ROWS = 12
 LOSS, VALIDATION, SPEED = "loss", "validation/loss", "time/tokens_per_second"
 
 
@@ -53,15 +52,10 @@ COLUMNS: dict[str, Callable[[Entry], str]] = {
 }
 
 
-def sft_table(entries: Sequence[Entry], title: str | None = None, rows: int | None = ROWS) -> Table:
-    """First, last and evenly spaced training steps, ``rows`` of them (None: all); ``packed`` is the share of positions
+def sft_table(entries: Sequence[Entry], title: str | None = None, run_id: str | None = None) -> Table:
+    """All training steps; with a ``run_id`` of many only some (``add_steps``). ``packed`` is the share of positions
     that hold a token."""
-    table = Table(title=title, title_justify="left")
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
-    for entry in entries if rows is None else spread(entries, rows):
-        table.add_row(*(cell(entry) for cell in COLUMNS.values()))
-    return table
+    return steps_table(entries, COLUMNS, title, run_id)
 
 
 def sft_title(entries: Sequence[Entry]) -> str:

@@ -62,12 +62,14 @@ STABILITY = (
         (Line("clip/fraction", "all"), Line("clip/high_fraction", "high", "--"), Line("clip/low_fraction", "low", ":")),
         share=True,
     ),
-    Panel("Gradient norm", "before clipping", (Line("grad_norm", "norm"),)),
+    Panel("Gradient norm", "norm, before clipping", (Line("grad_norm", "norm"),)),
     Panel("Policy loss", "loss", (Line("loss", "loss"),)),
 )  # fmt: skip
 SUPERVISED = (
     Panel("Loss", "nats per token", (Line("loss", "training rows"), Line("validation/loss", "held-out documents"))),
-    Panel("Gradient norm", "before clipping", (Line("grad_norm", "mean"), Line("grad_norm/max", "largest", "--"))),
+    Panel(
+        "Gradient norm", "norm, before clipping", (Line("grad_norm", "mean"), Line("grad_norm/max", "largest", "--"))
+    ),
     Panel("Entropy", "nats per token", (Line("entropy", "entropy"),)),
     Panel("Learning rate", "of the optimizer step", (Line("learning_rate", "learning rate"),)),
 )
@@ -98,20 +100,26 @@ def panels(runs: Runs, wanted: Sequence[Panel], palette: Palette, columns: int =
 
 def _known(runs: Runs, panel: Panel) -> bool:
     """Whether a run has a value; one that is 0 from beginning to end says nothing (a KL without reference model)."""
-    found = [y for entries in runs.values() for line in panel.lines for y in points(entries, line.key)[1]]
+    found = [y for entries in runs.values() for line in _drawn(runs, panel) for y in points(entries, line.key)[1]]
     return bool(found) and (panel.share or any(found))
+
+
+def _drawn(runs: Runs, panel: Panel) -> tuple[Line, ...]:
+    """The lines of a panel that are drawn: of several runs only the first, which its title then names."""
+    return panel.lines[:1] if len(runs) > 1 else panel.lines
 
 
 def _draw_panel(axes: Any, runs: Runs, panel: Panel, palette: Palette) -> None:
     several = len(runs) > 1
     for r, (run_id, entries) in enumerate(runs.items()):
-        for i, line in enumerate(panel.lines[:1] if several else panel.lines):
+        for i, line in enumerate(_drawn(runs, panel)):
             xs, ys = points(entries, line.key)
             if xs:
                 label = run_id if several else line.label
                 axes.plot(xs, ys, line.style, color=palette.series(r if several else i), marker=_marker(line, xs), ms=5,
                           label=plain(label))  # fmt: skip
-    label_axes(axes, panel.title, VERSION, panel.unit)
+    title = f"{panel.title}: {panel.lines[0].label}" if several and len(panel.lines) > 1 else panel.title
+    label_axes(axes, title, VERSION, panel.unit)
     if panel.share:
         axes.set_ylim(bottom=0.0)
         axes.set_ylim(top=min(1.05, max(0.05, axes.get_ylim()[1])))
@@ -151,7 +159,7 @@ def reward(runs: Runs, palette: Palette) -> Figure | None:
     if not axes.has_data():
         return None
     label_axes(axes, "Reward", VERSION, "mean reward")
-    axes.legend()
+    made.legend(loc="outside lower center", ncols=2)  # wherever it lay within, it would hide a point or its interval
     return made
 
 
@@ -170,4 +178,6 @@ def components(runs: Runs, palette: Palette) -> Figure | None:
     if len(names) < 2:
         return None
     lines = tuple(Line(key, key.removeprefix("reward/").removesuffix("/mean")) for key in names[:8])
-    return panels(runs, (Panel("Components of the reward", "mean, unweighted", lines),), palette)
+    unit, title = "mean, unweighted", "Components of the reward"
+    shown = [Panel(title, unit, lines)] if len(runs) == 1 else [Panel(one.label, unit, (one,)) for one in lines]
+    return panels(runs, shown, palette)

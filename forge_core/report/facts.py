@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from forge_core.config import ConfigError
+from forge_core.config.sft_config import SftConfig
+from forge_core.runs.early_end import ends_early, validation_losses
 from forge_core.runs.failures import Failure, failures
 from forge_core.runs.formats import SFT
+from forge_core.runs.liveness import Worker, state_of, workers
 from forge_core.runs.record import RUN_ID
 from forge_core.store import Store, StoreError, layout
 from forge_core.store.manifest import MANIFEST
@@ -40,6 +43,7 @@ class Facts:
     config: dict[str, Any] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -54,6 +58,19 @@ class Facts:
     def steps(self) -> int | None:
         """How many steps the run is to take, where that is known."""
         return self.config.get("steps")
+
+    @property
+    def state(self) -> str:
+        """In a word, as ``forge runs`` says it."""
+        done = self.steps is not None and len(self.entries) >= self.steps
+        return state_of(self.workers, finished=done or self._ended_early, begun=bool(self.entries))
+
+    @property
+    def _ended_early(self) -> bool:
+        if not self.supervised or (self.config.get("validation") or {}).get("patience") is None:
+            return False
+        losses = validation_losses(self.entries)
+        return bool(self.tried("validation", lambda: ends_early(SftConfig.model_validate(self.config), losses)))
 
     def tried(self, what: str, read: Callable[[], T]) -> T | None:
         """What ``read`` gives; None, and a problem, where it cannot be read."""
@@ -92,6 +109,7 @@ def collect(store: Store, run_id: str) -> Facts:
     _read_configuration(facts)
     _read_entries(facts)
     facts.failures = facts.tried("failures", lambda: failures(store, sizes)) or []
+    facts.workers = facts.tried("workers", lambda: workers(store, run_id)) or []
     facts.problems += _missing(facts)
     return facts
 

@@ -1,23 +1,26 @@
 """The figures of a report: what each is called, what it says, and how it is drawn.
 
-``curves_of`` needs ledger entries alone, so a run shows the same figures while it goes on.
+A run shows the same figures while it goes on (``live``): ``curves_of`` needs the ledger entries that it has, the others
+read what its store has of the newest steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
 from forge_core.data_model import METRICS, from_parquet
-from forge_core.observability.entries import finite
+from forge_core.observability.entries import STAGES, finite
 from forge_core.observability.progress import spread
 from forge_core.report import curves, times
 from forge_core.report.curves import Entry, Runs
 from forge_core.report.facts import Facts
 from forge_core.report.spans import WINDOW, spans
 from forge_core.report.themes import Draw
-from forge_core.store import layout
+from forge_core.store import Store, layout
+from forge_core.store.store import READERS
 
 MOST = 300  # files of metrics that are read, evenly spaced
 
@@ -65,13 +68,36 @@ def _shares(entries: Sequence[Entry]) -> list[Drawing]:
 
 def drawings(facts: Facts) -> list[Drawing]:
     """All figures of one run, in the order of the page."""
-    rows, found = metric_rows(facts), spans(facts)
+    return [*curves_of(facts.entries, supervised=facts.supervised), *_work(facts)]
+
+
+def live(store: Store, run_id: str, entries: Sequence[Entry], *, supervised: bool = False) -> Iterator[Drawing]:
+    """The same of a run that goes on, of which ``entries`` are known. What needs the store comes last, and costs no
+    more for a long run than for a short one."""
+    yield from curves_of(entries, supervised=supervised)
+    yield from _work(Facts(store, run_id, _newest(store, run_id, entries), entries=[dict(entry) for entry in entries]))
+
+
+def _newest(store: Store, run_id: str, entries: Sequence[Entry]) -> dict[str, int]:
+    """Keys and sizes of what ``_work`` looks at: all but the shards of old batches."""
+    root, first = layout.run(run_id), entries[-WINDOW:][0]["batch"] if entries else 0
+    batches = range(first, first + 2 * WINDOW)  # and what is open after them
+    folders = [f"{root}{kind}/{layout.number(batch)}" for kind in STAGES for batch in batches]
+    with ThreadPoolExecutor(READERS) as pool:
+        found = pool.map(store.sizes, [layout.metrics_folder(run_id), f"{root}evaluations", *folders])
+        return {key: size for sizes in found for key, size in sizes.items()}
+
+
+def _work(facts: Facts) -> list[Drawing]:
+    """What the roles did: from the files of metrics and the manifests of shards."""
+    window = (
+        f"The newest {WINDOW} steps and what is open after them; where a row is empty, there was nothing to do. Each "
+        "role is as its own machine's clock says; an evaluation ends when it is stored."
+    )
     return [
-        *curves_of(facts.entries, supervised=facts.supervised),
         Drawing("throughput", "Throughput", "Tokens per second while a role works (logarithmic), and the share of time "
-                "in which it does not.", partial(times.throughput, rows)),
-        Drawing("gantt", "Timeline", f"The newest {WINDOW} steps and what is open after them. Each role is as its own "
-                "machine's clock says; an evaluation ends when it is stored.", partial(times.gantt, found)),
+                "in which it does not.", partial(times.throughput, metric_rows(facts))),
+        Drawing("gantt", "Timeline", window, partial(times.gantt, spans(facts))),
     ]  # fmt: skip
 
 

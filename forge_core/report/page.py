@@ -125,7 +125,7 @@ def _summary(facts: Facts) -> str:
 def _facts(facts: Facts) -> list[tuple[str, str]]:
     """What is said of a run in one line each."""
     entries, steps = facts.entries, facts.steps
-    found = [("flow", facts.flow), ("created", facts.about.get("created_at", "unknown")),
+    found = [("flow", facts.flow), ("state", facts.state), ("created", facts.about.get("created_at", "unknown")),
              ("steps committed", f"{len(entries)} of {steps if steps is not None else 'unknown'}")]  # fmt: skip
     if entries:
         wall = seconds(entries[-1]["finished_at"]) - seconds(entries[0]["started_at"])

@@ -24,6 +24,7 @@ STAGES = (  # of a step: what is called how, in the order in which it happens
 )  # fmt: skip
 PARTS = ("time/load", "time/train", "time/publish", "time/eval", "time/validation")  # of the train task
 BARS = 80
+THIN = 0.004  # share of the timeline
 RATES = ("generator", "scorer", "reference", "trainer")
 ROLE_COLOURS = {"generator": 0, "scorer": 2, "reference": 3, "trainer": 1, "evaluation": 5}
 PART_COLOURS = {"load": 7, "train": 1, "publish": 6, "work": 1}
@@ -170,7 +171,8 @@ def _draw_span(axes: Any, span: Span, at: int, begin: float, whole: float, palet
         axes.barh(at, width, left=start, height=0.5, color="none", edgecolor=palette.muted, hatch="////", lw=0.5)
         return
     colour = palette.series(PART_COLOURS[span.kind] if span.role == "trainer" else ROLE_COLOURS[span.role])
-    axes.barh(at, width, left=start, height=0.72, color=colour, edgecolor=palette.ground, lw=0.6,
+    edge = palette.ground if width > THIN * whole else colour  # a rim would hide a thin bar
+    axes.barh(at, width, left=start, height=0.72, color=colour, edgecolor=edge, lw=0.6,
               alpha=0.55 if span.role == "trainer" and span.kind == "work" else 1.0)  # fmt: skip
     named = span.kind == "train" if span.role == "trainer" else span.kind == "work"
     if named and width > 0.012 * len(span.label) * whole:

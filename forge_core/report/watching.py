@@ -3,8 +3,7 @@
 Invariants:
 - A look at a run that has not moved costs a handful of requests, however long the run is: what was read before is not
   read again, only the open batches are listed, and what is known of closed ones is forgotten.
-- Ages of objects are on the store's own clock; for how long a process has been silent, on this process's. Clocks of
-  two machines are never compared.
+- Ages are on the store's own clock. Clocks of two machines are never compared.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from forge_core.observability.alarms import FIRST, Alarm, Alarms, silence
 from forge_core.observability.entries import STAGES, held_out
 from forge_core.runs.early_end import is_finished
 from forge_core.runs.failures import Failure, failures
-from forge_core.runs.heartbeat import Unchanged
+from forge_core.runs.liveness import Worker, state_of, workers
 from forge_core.runs.record import load_run
 from forge_core.store import Ledger, Store, layout
 from forge_core.store.manifest import MANIFEST
@@ -42,21 +41,9 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Worker:
-    """A process with a heartbeat, which has looked the same to this watcher for ``silent_s``."""
-
-    role: str
-    name: str
-    host: str
-    doing: str
-    made: int
-    ended: bool
-    silent_s: float
-
-
-@dataclass(frozen=True)
 class State:
-    """``version``: the newest committed one (-1: none yet) of ``steps``; ``stops``: requests to stop after which nobody
+    """``version``: the newest committed one (-1: none yet) of ``steps``; ``word``: the run's state (``liveness``);
+    ``stops``: requests to stop after which nobody
     has gone on; ``entries``: of the newest steps, in order;
     ``held_out``: version, mean reward and interval of the newest evaluation among them. ``alarms``: those of the newest
     steps. ``silent_s``: age of the newest object; None: the run has finished or was stopped."""
@@ -64,6 +51,7 @@ class State:
     version: int
     steps: int
     finished: bool
+    word: str
     stops: int
     entries: list[dict[str, Any]]
     held_out: tuple[int, float, float, float] | None
@@ -90,7 +78,6 @@ class Watched:
         self._written: dict[str, float] = {}  # when the objects of the newest look were written: they never change
         self._before: dict[str, float] = {}  # and those of the one before
         self._failure: tuple[set[str], Failure | None] = (set(), None)
-        self._unchanged = Unchanged()
 
     def look(self) -> State:
         """The state now. Raises StoreError when the store does not answer."""
@@ -101,9 +88,11 @@ class Watched:
         control = self._control()
         finished, roles = self._finished(version), list(self._roles(version))
         stops, silent_s = self._silence(control, finished, roles)
+        found = workers(self.store, self.run_id)
+        word = state_of(found, finished=finished, begun=version >= 0)
         return State(
-            version, self.record.config.steps, finished, stops, entries[-WINDOW:], self._evaluated(entries), roles,
-            self._workers(), self._newest_failure(control), self._alarms(version, entries, silent_s), silent_s,
+            version, self.record.config.steps, finished, word, stops, entries[-WINDOW:], self._evaluated(entries),
+            roles, found, self._newest_failure(control), self._alarms(version, entries, silent_s), silent_s,
         )  # fmt: skip
 
     def silence(self) -> tuple[int, float | None]:
@@ -196,16 +185,6 @@ class Watched:
         if key not in self._written:
             self._written[key] = self._before[key] if key in self._before else self.store.written_at(key)
         return max(0.0, now - self._written[key])
-
-    def _workers(self) -> list[Worker]:
-        found = [self._worker(key) for key in self.store.list(f"{layout.run(self.run_id)}workers")]
-        return sorted(found, key=lambda worker: (worker.ended, worker.role, worker.name))
-
-    def _worker(self, key: str) -> Worker:
-        beat = self.store.read_json(key)
-        silent_s = self._unchanged.seconds(key, beat["beat"])
-        told = {name: beat[name] for name in ("role", "name", "host", "doing", "made", "ended")}
-        return Worker(**told, silent_s=silent_s)
 
     def _newest_failure(self, control: list[str]) -> Failure | None:
         keys = {key for key in control if "/control/failure-" in key}

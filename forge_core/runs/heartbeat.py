@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any
 
+from forge_core.stop import Stopped
 from forge_core.store import NotFound, Store, StoreError, layout
 
 log = logging.getLogger("forge")
@@ -25,13 +26,14 @@ log = logging.getLogger("forge")
 class Heartbeat:
     """Context manager: while it is open, ``workers/<name>.json`` changes every ``every_s`` seconds.
 
-    It says what the process does (``doing``) and how many objects it has made (``made``); ``ended`` is true at the end.
+    It says what the process does (``doing``) and how many objects it has made (``made``); ``ended`` is true at the end,
+    and ``failed`` where an error ended it that was no wish to stop.
     """
 
     def __init__(self, store: Store, run_id: str, role: str, name: str, *, every_s: float) -> None:
         self._store, self._key, self._every_s = store, layout.worker(run_id, name), every_s
         self._about = {"role": role, "name": name, "host": os.uname().nodename, "pid": os.getpid()}
-        self._beats, self._made, self._doing = 0, 0, "starting"
+        self._beats, self._made, self._doing, self._failed = 0, 0, "starting", False
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"forge-heartbeat-{name}", daemon=True)
 
@@ -42,6 +44,7 @@ class Heartbeat:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._failed = error is not None and not isinstance(error, Stopped | KeyboardInterrupt)
         self._end.set()
         self._thread.join(self._every_s)
 
@@ -61,7 +64,8 @@ class Heartbeat:
 
     def _beat(self, *, ended: bool) -> None:
         self._beats += 1
-        body = {**self._about, "beat": self._beats, "made": self._made, "doing": self._doing, "ended": ended}
+        body = {**self._about, "beat": self._beats, "made": self._made, "doing": self._doing, "ended": ended,
+                "failed": ended and self._failed, "every_s": self._every_s}  # fmt: skip
         try:
             self._store.put_json(self._key, body)
         except (StoreError, OSError) as outage:  # the work itself will say so, if it is more than a moment

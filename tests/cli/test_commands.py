@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import yaml
 
 from flows.commands.running import final_status
 from forge_core.config import load_config
+from forge_core.runs.heartbeat import Heartbeat
 from forge_core.runs.record import create_run
 from forge_core.store import Store, entry_digest, layout, open_store
 from tests.cli.conftest import FORGE, Forge, run_forge
@@ -84,9 +86,17 @@ def test_runs_lists_every_run_with_its_progress(forge: Forge, stored: Store):
     assert result.status == 0
     assert f"store: {stored.uri}" in result.err
     row = next(line for line in result.out.splitlines() if RUN in line)
-    assert [cell.strip() for cell in row.split("|")[1:4]] == [RUN, "3 of 5", "0.500"]
+    assert [cell.strip() for cell in row.split("|")[1:5]] == [RUN, "3 of 5", "idle", "0.500"]
     assert f"| {long_name} |" in result.out
     assert result.out.isascii()
+
+
+def test_runs_says_whether_anyone_works_on_a_run(forge: Forge, stored: Store):
+    state = lambda: next(line for line in forge("runs").out.splitlines() if RUN in line).split("|")[3].strip()
+    with Heartbeat(stored, RUN, "run", "run", every_s=0.05):
+        time.sleep(0.2)
+        assert state() == "working"
+    assert state() == "stopped"
 
 
 @pytest.mark.parametrize("words", [["--store", "elsewhere"], ["store=elsewhere"], []])

@@ -34,7 +34,7 @@ class Watched:
     """``forge train`` as another process, its messages line by line, and its UI looked at while it trains."""
 
     def __init__(self, folder: Path) -> None:
-        self.lines: list[str] = []
+        self.folder, self.lines = folder, list[str]()
         self.seen: dict[str, Any] = {}
         self.started = time.monotonic()
         self.process = subprocess.Popen(
@@ -58,6 +58,7 @@ class Watched:
         ui, flow_run = self.printed(r"Prefect UI: (\S+)"), self.printed(r"this run in the UI: (\S+)")
         number = flow_run.rsplit("/", 1)[1]
         return {
+            "runs": run_forge(self.folder, "runs").out,
             "health": fetch(f"{ui}/api/health"),
             "page": fetch(flow_run),
             "run": json.loads(fetch(f"{ui}/api/flow_runs/{number}")),
@@ -149,6 +150,12 @@ class TestQuickstart:
         assert watched.seen["run"]["state_type"] == "RUNNING"
         assert watched.seen["run"]["name"] == "quickstart"
         assert {"progress", "table"} <= {artifact["type"] for artifact in watched.seen["artifacts"]}
+
+    def test_forge_runs_said_that_it_was_working_and_says_that_it_has_finished(self, quickstart):
+        folder, watched, _ = quickstart
+        states = [re.search(r"\| quickstart \|[^|]+\| (\w+) +\|", text) for text in
+                  (watched.seen["runs"], run_forge(folder, "runs").out)]  # fmt: skip
+        assert [found[1] for found in states if found] == ["working", "finished"]
 
     def test_the_server_ended_with_the_run(self, quickstart):
         _, watched, _ = quickstart

@@ -51,7 +51,7 @@ def assert_the_layout_is_as_documented(store: Path) -> None:
     (layout,) = [b.text for b in blocks(ROOT / "docs" / "store.md") if b.text.startswith("runs/")]
     patterns = [re.escape(line.split()[0]) for line in layout.splitlines()]
     patterns = [re.sub(r"<(batch|round|shard|version|n)>", r"\\d{8}", p).replace("<run_id>", "first") for p in patterns]
-    patterns = [p.replace("<digest>", "[0-9a-f]{12}") for p in patterns]
+    patterns = [p.replace("<digest>", "[0-9a-f]{12}").replace("<name>", r"\w+") for p in patterns]
     patterns = [p.replace("<attempt>", "[0-9a-f]{8}") + ("[^/]+" if p.endswith("/") else "") for p in patterns]
     keys = [
         str(f.relative_to(store))

@@ -32,7 +32,9 @@ def test_a_failed_run_says_why_and_goes_on_once_the_cause_is_mended(
     """Two starts of ``forge``, of some ten seconds of imports each."""
     (tmp_path / "reward.py").write_text(REWARD)
     (tmp_path / "down").touch()
-    config = write_config(tmp_path, TINY | {"rewards": {"functions": [{"path": "reward.py:grade"}]}})
+    config = write_config(
+        tmp_path, TINY | {"rewards": {"functions": [{"path": "reward.py:grade"}]}, "eval": {"prompts": 0}}
+    )
     failed = started("train", config)
     assert failed.wait() == 1, failed.output
     last = failed.output.splitlines()[-5:]

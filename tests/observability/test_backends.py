@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pty
 import socket
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +25,7 @@ from forge_core.observability.metric_log import MetricLog
 from forge_core.observability.metrics import Collector, Metric, record_metric
 from forge_core.observability.reductions import Reduce
 from forge_core.store import Ledger, Store, StoreError, digest, layout, open_store
+from tests.docs.documents import ROOT
 from tests.store.entries import RUN, entry, init_entry
 
 CREATED = "2026-01-01T00:00:00.000+00:00"
@@ -127,11 +131,37 @@ def test_wandb_offline_is_one_run_that_goes_on(store: Store, tmp_path: Path):
         log = metric_log(store, wandb={"mode": "offline", "folder": str(tmp_path)})
         commit(store, batch, log, ranks=ranks())
         log.close()
-    starts = sorted((tmp_path / "wandb").glob("offline-run-*"))
-    ids = {start.name.rpartition(f"-{RUN}-")[2] for start in starts}
-    assert len(ids) == 1, "both starts have one id"
-    assert all(start.stat().st_size for folder in starts for start in folder.glob("*.wandb"))
-    assert (tmp_path / "wandb" / f"forge-{RUN}-{ids.pop()}.txt").read_text() == "1"
+    files = list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))  # of each start one
+    assert len(files) == 2
+    assert {file.name for file in files} == {f"run-{NAME}.wandb"}, "both starts have one id"
+    assert all(file.stat().st_size for file in files)
+    assert (tmp_path / "wandb" / f"forge-{NAME}.txt").read_text() == "1"
+
+
+ONLINE = """
+from forge_core.config.metric_sections import WandbSection
+from forge_core.observability.backends import Origin, get_logger_backend_class
+get_logger_backend_class("wandb")(WandbSection(), Origin("run", "run-1", "", {}))
+"""
+
+
+@pytest.mark.engine  # imports for seconds
+def test_wandb_without_a_key_fails_and_asks_nothing_at_the_terminal(tmp_path: Path):
+    ours, theirs = pty.openpty()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment = {**clean, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", ONLINE], cwd=tmp_path, env=environment, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        said = b""
+        with suppress(OSError):  # the end, of a terminal
+            while part := os.read(ours, 4096):
+                said += part
+                assert b"choice" not in said, process.kill()
+        assert process.wait(30) == 1
+    os.close(ours)
+    assert b"set WANDB_API_KEY, or use metric_logging.wandb.mode=offline" in said.replace(b"\r\n", b"")
 
 
 @pytest.mark.engine  # imports for seconds
@@ -139,11 +169,17 @@ def test_mlflow_has_one_run_that_goes_on(store: Store, tmp_path: Path):
     from mlflow.tracking import MlflowClient
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(tracking_uri=uri)
+    status = lambda: client.search_runs([client.get_experiment_by_name("forge").experiment_id])[0].info.status
     for batch in (0, 1):
         log = metric_log(store, mlflow={"tracking_uri": uri})
         commit(store, batch, log)
+        deadline = time.monotonic() + 60
+        while not (client.get_experiment_by_name("forge") and status() == "RUNNING") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert status() == "RUNNING"
         log.close()
-    client = MlflowClient(tracking_uri=uri)
+        assert status() == "FINISHED"
     (run,) = client.search_runs([client.get_experiment_by_name("forge").experiment_id])
     assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "reward/mean")] == [
         (0, 0.0),
@@ -191,6 +227,10 @@ def test_a_backend_that_fails_warns_once_at_once_and_the_others_go_on(
         log = metric_log(store, **section)
         for batch in range(3):
             commit(store, batch, log)
+        deadline = time.monotonic() + 30.0
+        while not caplog.records and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert caplog.records, "it is said at once, not at the end"
         log.close()
     (warning,) = [r.message for r in caplog.records if "metric_logging" in r.message]
     assert warning.startswith("metric_logging.jsonl failed, the run goes on: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from forge_core.data_model import METRICS, from_parquet
-from forge_core.observability.catalogue import CATALOGUE, is_timed, known, table
+from forge_core.observability.catalogue import CATALOGUE, Key, is_timed, known, table
 from forge_core.query import RunTables, query
+from forge_core.runs import step_metrics
 from forge_core.runs.context import RunContext
 from forge_core.runs.initialise import initialise
 from forge_core.runs.stages import sample_shard, score_shard
@@ -55,7 +57,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tuned(data: Path) -> RunContext:
-    ctx = supervised.advance(supervised.new_run(supervised.memory(), data), STEPS)
+    ctx = supervised.advance(supervised.new_run(str(data.parent / "store"), data), STEPS)
     ctx.close()
     return ctx
 
@@ -178,6 +180,52 @@ def test_a_supervised_run_has_metrics_that_survive_an_interruption(tuned: RunCon
     ended = supervised.advance(supervised.reopened(begun), STEPS)
     ended.close()
     assert decided(ended, STEPS) == decided(tuned, STEPS)
+
+
+VERIFIERS = ", ".join(f"{{path: regex, options: {{pattern: '{digit}'}}}}" for digit in "123")
+VOTES = f"{{path: ensemble, options: {{verifiers: [{VERIFIERS}]}}}}"
+EVERYTHING = (
+    *("steps=4", "max_staleness=1", "rollout.version=newest", "grpo.beta=0.05", "checkpoint.interval=2"),
+    "loss={name: dapo, adaptive_kl: true, kl_target: 0.01, correction: {name: icepop}}",
+    f"rewards.functions=[{{path: 'tests.runs.rewards:first_digit'}}, {VOTES}]",
+    *("alarms.bucket_gib=100", "filters.truncated=mask"),
+)
+PEAK = 1e12
+
+
+@pytest.fixture(scope="module")
+def everything() -> set[str]:
+    """What a run writes that has whatever a key may need. What no machine without a GPU has, the speed of a known one,
+    is given, and its third step begins with a replay that was not exact."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_metrics, "peak_flops", lambda device: PEAK)
+        begun = harness.advance(harness.new_run(harness.memory(), *EVERYTHING), 1)
+        deadline = time.monotonic() + 60.0
+        while not begun.space.measured() and time.monotonic() < deadline:
+            time.sleep(0.01)  # the bucket is counted
+        harness.advance(begun, 3).close()
+        ended = harness.reopened(begun)
+        ended.trainer._exact = False
+        harness.advance(ended, 4).close()
+    rows = [row for batch in range(4) for row in rows_of(ended, batch)]
+    found = {row["key"]: row["value"] for row in rows if row["step"] == 1 and row["source"] is None}
+    per_second = found["trainer/model_flops"] / found["main_perf/continuous_training/train_step/duration_avg_s"]
+    assert found["trainer/mfu"] == pytest.approx(per_second / PEAK)
+    return {row["key"] for row in rows}
+
+
+@pytest.mark.parametrize("entry", [key for key in CATALOGUE if key.when], ids=lambda entry: entry.key)
+def test_a_key_that_needs_something_is_written_where_that_is(
+    entry: Key, run: RunContext, tuned: RunContext, everything: set[str]
+):
+    grpo = everything | {row["key"] for batch in range(STEPS) for row in rows_of(run, batch)}
+    sft = {row["key"] for batch in range(STEPS) for row in rows_of(tuned, batch)}
+    written = {"grpo": grpo, "sft": sft, "both": grpo | sft}[entry.runs]
+    assert [key for key in written for kind in ("grpo", "sft") if known(key, kind) is entry]
+
+
+def test_what_those_runs_write_is_documented(everything: set[str]):
+    assert {key for key in everything if known(key, "grpo") is None} == set()
 
 
 @pytest.mark.parametrize("kind", ["grpo", "sft"])

@@ -84,3 +84,24 @@ def test_performance_metrics_can_be_turned_off(monkeypatch: pytest.MonkeyPatch):
             tracer.step("s")
 
     assert recorded(work) == {}
+
+
+@pytest.mark.engine  # imports torch
+def test_memory_of_a_gpu_is_what_is_left_and_the_peak_and_a_nested_trace_leaves_it_to_the_outer_one():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    kept = []
+
+    def work() -> None:
+        with trace("outer", track_memory=True, timer="gpu"), trace("inner", track_memory=True, timer="gpu"):
+            kept.append(torch.empty(250_000_000, device="cuda"))  # 1 GB
+            del [torch.empty(500_000_000, device="cuda")][0]  # 2 GB, for a moment
+        torch.cuda.synchronize()
+
+    before = torch.cuda.memory_allocated() / 1e9
+    found = recorded(work)
+    assert found["outer/memory_delta_end_start_avg_gb"] == pytest.approx(1.0, abs=0.01)
+    assert found["outer/memory_peak_max_gb"] == pytest.approx(before + 3.0, abs=0.01)
+    assert not [key for key in found if key.startswith("inner/memory")]
+    assert found["inner/total_duration_avg_s"] > 0

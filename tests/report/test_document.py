@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
+from forge_core.runs import liveness
 from forge_core.store import open_store
-from tests.docs.documents import ROOT, blocks, commands
+from tests.docs.documents import ROOT, blocks, commands, table_rows
 from tests.query.example import example_run
 
 
@@ -25,3 +26,9 @@ def test_every_command_of_the_document_works_as_written(
     assert [main(shlex.split(command)[1:]) for command in typed] == [0, 0, 0, 0]
     assert {path.name for path in tmp_path.iterdir()} == {"forge-store", "first-report", "both"}
     assert capsys.readouterr().out.count("step 3 of 3, finished") == 2
+
+
+def test_every_state_of_a_run_is_explained():
+    words = {value for name, value in vars(liveness).items() if name.isupper() and isinstance(value, str)}
+    assert {row[0].strip("`") for row in table_rows(ROOT / "docs" / "report.md", "state")} == words
+    assert f"in the last {liveness.LEAST_S:.0f} seconds" in (ROOT / "docs" / "report.md").read_text()

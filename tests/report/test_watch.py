@@ -16,10 +16,13 @@ from flows.cli import main
 from flows.stopping import request_stop
 from flows.watching import sparkline
 from forge_core.config import load_config
+from forge_core.report.facts import collect
 from forge_core.report.watching import Watched
 from forge_core.runs.failures import record_failure
 from forge_core.runs.heartbeat import Heartbeat
-from forge_core.runs.record import create_run
+from forge_core.runs.liveness import run_state
+from forge_core.runs.record import create_run, load_run
+from forge_core.stop import Stopped
 from forge_core.store import Store, layout, open_store
 from forge_core.store.memory import MemoryBackend
 from tests.query.example import RUN, example_run
@@ -86,7 +89,7 @@ def test_a_run_that_goes_on_shows_open_shards_processes_stops_and_its_last_error
         beat.made()
         time.sleep(0.2)
         text = shown(capsys, Watched(store, RUN))
-    assert "step 2 of 3, 1 stop request\n" in text
+    assert "step 2 of 3, working, 1 stop request\n" in text
     assert "batch 2: 2" in text
     assert "batch 2: 1" in text
     assert "batch 3, shard 0" in text
@@ -114,6 +117,62 @@ def test_requests_to_stop_are_of_the_past_when_something_was_made_after_them(bac
     request_stop(store, RUN)
     store.put_new(layout.ledger(RUN, 2), last)
     assert Watched(store, RUN).look().finished
+
+
+class Killed(BaseException):
+    """A process that dies without a word: nothing is written any more."""
+
+
+def beating(store: Store, ending: BaseException | None = None, every_s: float = 0.05) -> None:
+    """A process that works on the run and ends."""
+    beat = Heartbeat(store, RUN, "run", "run", every_s=every_s)
+    beat.__enter__()
+    time.sleep(0.1)
+    if isinstance(ending, Killed):
+        beat._beat = lambda **_: None  # type: ignore[method-assign]
+    beat.__exit__(type(ending) if ending else None, ending, None)
+
+
+@pytest.mark.parametrize(
+    ("ending", "word"),
+    [(None, "stopped"), (Stopped("forge stop"), "stopped"), (KeyboardInterrupt(), "stopped"),
+     (RuntimeError("out of memory"), "failed"), (Killed(), "killed: no sign of life for 1:00")],
+)  # fmt: skip
+def test_how_the_process_ended_that_was_there_last_is_seen_at_the_first_look(
+    backend: Counting, ending: BaseException | None, word: str, capsys: pytest.CaptureFixture[str]
+):
+    clock = Clock(backend)
+    store = example_run(Store(backend))
+    store.delete(layout.ledger(RUN, 2))
+    beating(store, ending)
+    clock.now += 60.0
+    assert f"step 2 of 3, {word}\n" in shown(capsys, Watched(store, RUN))
+    facts = collect(store, RUN)
+    assert facts.state == word.partition(":")[0]
+    assert run_state(store, load_run(store, RUN)) == facts.state
+
+
+def test_a_process_works_as_long_as_it_gives_a_sign_in_its_own_time(backend: Counting):
+    clock = Clock(backend)
+    store = example_run(Store(backend))
+    store.delete(layout.ledger(RUN, 2))
+    record = load_run(store, RUN)
+    assert run_state(store, record) == "idle", "a run of before there were signs of life"
+    beating(store, Killed(), every_s=0.05)
+    clock.now += 44.0
+    assert run_state(store, record) == "working"
+    clock.now += 2.0
+    assert run_state(store, record) == "killed"
+    store.put_json(layout.worker(RUN, "slow"), {**store.read_json(layout.worker(RUN, "run")), "every_s": 100.0})
+    clock.now += 290.0
+    assert run_state(store, record) == "working"
+    assert [worker.silent for worker in Watched(store, RUN).look().workers] == [True, False]
+
+
+def test_a_run_that_is_created_and_one_that_is_finished_need_no_sign_of_life(store: Store):
+    record = create_run(store, load_config(NEW))
+    assert run_state(store, record) == "created"
+    assert run_state(store, load_run(store, RUN)) == "finished"
 
 
 def test_what_a_role_made_last_is_the_newest_by_time(backend: Counting):

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
-from forge_core.observability.progress import ProgressDisplay, closing_table, spread
+from forge_core.observability.progress import ProgressDisplay, closing_table, spread, thinned
 from tests.runtime.entries import entry, learning_run
 
 
@@ -64,20 +65,42 @@ def test_a_terminal_gets_one_live_display_with_the_newest_step() -> None:
     assert "a note above the bar" in shown
 
 
-def test_the_table_shows_first_and_last_step_and_the_totals() -> None:
+def table_of(steps: int) -> tuple[list[list[str]], str]:
     out, text = console(terminal=False)
-    out.print(closing_table(learning_run(60)))
+    out.print(closing_table(learning_run(steps), "run-7"))
     shown = text.getvalue()
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
-    assert len(rows) == 12
+    return rows, shown
+
+
+def test_the_table_shows_first_and_last_step_and_the_totals() -> None:
+    rows, shown = table_of(60)
     assert rows[0][:5] == ["1", "0.000", "0.020", "0", "60/64"]
     assert rows[-1] == ["60", "0.948", "-", "1", "60/64", "4,096", "0.010", "2.0e-05", "1.100", "0.400", "1.50"]
     assert "60 steps, 245,760 tokens, oldest episode 1 steps behind, 2:00" in shown
 
 
+def test_rows_that_are_left_out_are_said_and_the_others_are_in_round_steps() -> None:
+    rows, shown = table_of(53)
+    assert [row[0] for row in rows] == ["1", "5", "10", "15", "20", "25", "30", "35", "40", "45", "50", "53"]
+    assert "a row every 5 steps, the first and the last; all 53: forge ledger run-7" in shown
+    rows, shown = table_of(12)
+    assert [row[0] for row in rows] == [str(step) for step in range(1, 13)]
+    assert "forge ledger" not in shown
+
+
+@pytest.mark.parametrize("steps", [1, 13, 24, 100, 1999, 10_000])
+def test_no_table_has_more_rows_than_it_may(steps: int) -> None:
+    entries = [{"batch": batch} for batch in range(steps)]
+    shown, n = thinned(entries, 12)
+    assert min(steps, 4) <= len(shown) <= 12
+    assert {(e["batch"] + 1) % n for e in shown[1:-1]} <= {0}
+    assert (shown[0], shown[-1]) == (entries[0], entries[-1])
+
+
 def test_a_run_without_a_step_has_a_table_that_says_so() -> None:
     out, text = console(terminal=False)
-    out.print(closing_table([]))
+    out.print(closing_table([], "run-7"))
     assert "no training step was committed" in text.getvalue()
 
 

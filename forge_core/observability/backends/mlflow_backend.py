@@ -1,4 +1,8 @@
-"""Metrics in MLflow: one MLflow run for a run, found again by its tag ``forge.run``."""
+"""Metrics in MLflow: one MLflow run for a run, found again by its tag ``forge.run``.
+
+It is running while a process shows the run's steps, finished when that has ended, and running again when the run goes
+on. A process that was killed leaves it running, as every client of MLflow does.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +49,14 @@ class MlflowBackend:
         self._recorded[key] += 1
 
     def close(self) -> None:
-        pass  # the run goes on when Forge's does
+        self._client.set_terminated(self._run)
 
     def _found(self, experiment: str, origin: Origin) -> str:
         known = self._client.get_experiment_by_name(experiment)
         where = known.experiment_id if known else self._client.create_experiment(experiment)
         runs = self._client.search_runs([where], f"tags.`{TAG}` = '{origin.name}'")
         if runs:
+            self._client.update_run(runs[0].info.run_id, status="RUNNING")
             return str(runs[0].info.run_id)
         run_id = str(self._client.create_run(where, run_name=origin.run_id, tags={TAG: origin.name}).info.run_id)
         for key, value in _flat(origin.config):

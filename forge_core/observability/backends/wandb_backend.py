@@ -21,6 +21,10 @@ class WandbBackend:
         import wandb
 
         self._wandb: Any = wandb
+        if section.mode == "online" and not wandb.login(prompt=False):  # it would ask at the terminal, from a thread
+            raise RuntimeError(
+                "there is no key of Weights & Biases here: set WANDB_API_KEY, or use metric_logging.wandb.mode=offline"
+            )
         if section.folder:
             Path(section.folder).expanduser().mkdir(parents=True, exist_ok=True)
         self._run: Any = wandb.init(
