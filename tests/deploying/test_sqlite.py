@@ -19,6 +19,7 @@ from tests.fixtures_prefect import OperatedServer, forge_server
 
 pytestmark = [pytest.mark.server, pytest.mark.engine]
 AUTHENTICATION = "forge:open-sesame"
+ENDED = ("Completed", "Failed", "Crashed", "Cancelled")
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +43,35 @@ def test_who_does_not_know_the_password_is_kept_out(server: OperatedServer):
         urllib.request.urlopen(request, timeout=30)
 
 
-def test_a_deployed_run_is_recorded_in_the_forge_home(server: OperatedServer, tmp_path: Path):
-    operator = Operator(server, open_store(str(tmp_path / "store")), tmp_path)
+@pytest.fixture(scope="module")
+def operator(server: OperatedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """With everything deployed, and a worker for runs that train."""
+    folder = tmp_path_factory.mktemp("sqlite-operator")
+    operator = Operator(server, open_store(str(folder / "store")), folder)
     assert set(operator.deploy("--store", operator.store.uri).values()) == {"created"}
     worker = operator.start_worker("trainer")
-    try:
-        operator.run("grpo/quickstart", steps=2, **{"run.id": "recorded"})
-        operator.wait("the run", lambda: state(server, "recorded") in ("Completed", "Failed", "Crashed"))
-    finally:
-        kill_all([psutil.Process(worker.pid)])
+    yield operator
+    kill_all([psutil.Process(worker.pid)])
+
+
+def test_a_deployed_run_is_recorded_in_the_forge_home(server: OperatedServer, operator: Operator):
+    operator.run("grpo/quickstart", steps=2, **{"run.id": "recorded"})
+    operator.wait("the run", lambda: state(server, "recorded") in ENDED)
     assert state(server, "recorded") == "Completed"
     assert Ledger(operator.store, "recorded").head() == 2
     assert set(operator.deploy().values()) == {"left"}
+
+
+def test_a_stopped_run_is_no_traceback_in_the_log_of_its_worker(server: OperatedServer, operator: Operator):
+    operator.run("grpo/quickstart", steps=4000, **{"run.id": "stopped"})
+    operator.wait("a training step", lambda: operator.committed("stopped") >= 1)
+    operator.type(f"forge stop stopped --store {operator.store.uri}")
+    operator.wait("the end", lambda: state(server, "stopped") in ENDED)
+    assert state(server, "stopped") == "Cancelled"
+    log = operator.folder / "worker-0.log"
+    operator.wait("the end of the process", lambda: "exited with status code" in log.read_text())
+    assert "The flow run ends cancelled: stopped: forge stop; go on with: forge resume stopped" in log.read_text()
+    assert "Traceback" not in log.read_text()
 
 
 def state(server: OperatedServer, name: str) -> str | None:
