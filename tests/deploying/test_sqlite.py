@@ -61,19 +61,41 @@ def test_a_deployed_run_is_recorded_in_the_forge_home(server: OperatedServer, op
     assert set(operator.deploy().values()) == {"left"}
 
 
-def test_a_stopped_run_is_no_traceback_in_the_log_of_its_worker(server: OperatedServer, operator: Operator):
-    operator.run("grpo/quickstart", steps=4000, **{"run.id": "stopped"})
+def test_a_run_goes_on_when_its_machine_is_taken_and_ends_when_somebody_stops_it(
+    server: OperatedServer, operator: Operator
+):
+    """Neither is a failure: the log of the worker has no traceback."""
+    flow_run = operator.run("grpo/quickstart", steps=4000, **{"run.id": "stopped"})
     operator.wait("a training step", lambda: operator.committed("stopped") >= 1)
+    family = psutil.Process(operator.workers[0].pid).children(recursive=True)
+    (flow,) = [process for process in family if "prefect.engine" in process.cmdline()]
+    flow.terminate()
+    flow.wait(15)
+    taken = operator.committed("stopped")
+    operator.wait("a training step after that", lambda: operator.committed("stopped") > taken)
+    seen = states(server, flow_run)
+    print(seen)
+    assert seen.count("Preempted") == 1
+    assert seen.count("Running") == 2
     operator.type(f"forge stop stopped --store {operator.store.uri}")
     operator.wait("the end", lambda: state(server, "stopped") in ENDED)
     assert state(server, "stopped") == "Cancelled"
     log = operator.folder / "worker-0.log"
-    operator.wait("the end of the process", lambda: "exited with status code" in log.read_text())
-    assert "The flow run ends cancelled: stopped: forge stop; go on with: forge resume stopped" in log.read_text()
+    operator.wait("the ends of both processes", lambda: log.read_text().count("exited with status code") == 2)
+    for how in ("SIGTERM", "forge stop"):
+        assert f"The flow run was stopped: {how}; go on with: forge resume stopped" in log.read_text()
     assert "Traceback" not in log.read_text()
 
 
 def state(server: OperatedServer, name: str) -> str | None:
+    (found,) = asked(server, "select state_name from flow_run where name = ?", name) or [None]
+    return found
+
+
+def states(server: OperatedServer, flow_run: str) -> list[str]:
+    return asked(server, "select name from flow_run_state where flow_run_id = ? order by timestamp", flow_run)
+
+
+def asked(server: OperatedServer, question: str, about: str) -> list[str]:
     with closing(sqlite3.connect(server.home / "prefect.db", timeout=60)) as database:
-        row = database.execute("select state_name from flow_run where name = ?", (name,)).fetchone()
-    return row[0] if row else None
+        return [row[0] for row in database.execute(question, (about,))]
