@@ -70,7 +70,7 @@ def test_a_run_goes_on_when_its_machine_is_taken_and_ends_when_somebody_stops_it
     family = psutil.Process(operator.workers[0].pid).children(recursive=True)
     (flow,) = [process for process in family if "prefect.engine" in process.cmdline()]
     flow.terminate()
-    flow.wait(15)
+    flow.wait(60)
     taken = operator.committed("stopped")
     operator.wait("a training step after that", lambda: operator.committed("stopped") > taken)
     seen = states(server, flow_run)

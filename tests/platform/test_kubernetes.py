@@ -138,6 +138,11 @@ def test_the_manifests_fit_together():
     assert [s["name"] for s in bound["subjects"]] == ["forge-worker"], "pods of runs may ask nothing of the cluster"
 
 
+def test_the_workers_package_is_pinned_to_the_release_that_the_template_was_tried_with():
+    texts = [(ROOT / name).read_text() for name in ("docs/kubernetes.md", "deploy/kubernetes/worker.yaml")]
+    assert {re.search(r"prefect-kubernetes==([\d.]+)", text)[1] for text in texts} == {"0.7.11"}  # type: ignore[index]
+
+
 def test_the_document_has_the_variables_and_defaults_of_the_template():
     rows = {row[0].strip("`"): row[1].strip("`") for row in table_rows(ROOT / "docs" / "kubernetes.md", "variable")}
     assert rows.keys() <= VARIABLES.keys()
