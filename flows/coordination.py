@@ -16,8 +16,8 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, State
 from flows.alarming import Alarming
 from flows.artifacts import DRAWING_S, LAST_S, SENDING_S, RunArtifacts
 from flows.crew import CrewLost
+from flows.flow_runs import PREEMPTED
 from flows.restarting import flow_run_id, started_before, with_run_id
-from flows.role_session import PREEMPTED
 from flows.stopping import SIGTERM, StopWatcher
 from forge_core.config import ConfigError, RunConfig, load_config, store_uri, validate_for_training
 from forge_core.devices import alone

@@ -29,8 +29,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling, Crashed, State
 
-from flows.flow_runs import begin, ended, unfinished
-from flows.role_session import BEATS, REFUSED, SUPERSEDED
+from flows.flow_runs import REFUSED, SUPERSEDED, begin, ended, unfinished
+from flows.role_session import BEATS
 from flows.stopping import CANCELLED, SIGTERM, STOP, request_stop
 from forge_core.runs.context import RunContext
 from forge_core.runs.frontier import Frontier

@@ -3,10 +3,11 @@
 Invariants:
 - A run of ours that was alive and is silent for ``SILENCE`` has crashed: nobody is left who could say so when worker
   and flow were both killed. Runs without the tag ``forge`` are left alone; ours send a heartbeat every 30 s.
-- A run with the tag ``restart-after-crash`` that has crashed, and that nobody has done anything about for ``PAUSE``, is
-  scheduled again: the same flow run, so the same parameters. The flow goes on with its stored run, and fails instead of
-  crashing when that leads nowhere, which ends the circle. The pause is there because a worker reports a crash twice,
-  and its second report would undo the restart; it also keeps code that cannot even be imported from spinning.
+- A run with the tag ``restart-after-crash`` that has crashed, or whose machine was taken (``Preempted``), and that
+  nobody has done anything about for ``PAUSE``, is scheduled again: the same flow run, so the same parameters. The flow
+  goes on with its stored run, and fails instead of crashing when that leads nowhere, which ends the circle. The pause
+  is there because a worker reports a crash twice, and its second report would undo the restart; it also keeps code that
+  cannot even be imported from spinning.
 - Alarms are sent on where the server has a notification block for them; each once, and none stops a run.
 """
 
@@ -20,10 +21,13 @@ from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ActionTypes, ChangeFlowRunState, RunDeployment, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
+from flows.flow_runs import PREEMPTED, REFUSED, SUPERSEDED
+
 SILENCE = timedelta(seconds=90)
 PAUSE = timedelta(seconds=15)
-HEARTBEAT, CRASHED = "prefect.flow-run.heartbeat", "prefect.flow-run.Crashed"
-ENDED = ("Completed", "Failed", "Cancelled", "Crashed")
+HEARTBEAT = "prefect.flow-run.heartbeat"
+CRASHED = ("Crashed", PREEMPTED)
+ENDED = ("Completed", "Failed", "Cancelled", *CRASHED, SUPERSEDED, REFUSED)
 RETRAIN = "retrain/nightly"
 RETRAIN_EVENTS = ("forge.data.new", "forge.eval.regressed")
 ALARMS = "forge-alarms"  # the block that alarms are sent with
@@ -65,7 +69,7 @@ def _crashed_runs() -> AutomationCore:
             match={"prefect.resource.id": ["prefect.flow-run.*"]},
             match_related=_tag("restart-after-crash"),
             for_each={"prefect.resource.id"},
-            after={CRASHED},
+            after={f"prefect.flow-run.{state}" for state in CRASHED},
             expect={f"prefect.flow-run.{state}" for state in ("Scheduled", "AwaitingRetry", "Pending", "Running")},
             posture=Posture.Proactive,
             threshold=1,

@@ -9,6 +9,8 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 
+PREEMPTED, SUPERSEDED, REFUSED = "Preempted", "Superseded", "Refused"  # names of final states of ours
+
 
 def ended(run: FlowRun) -> bool:
     return run.state is not None and run.state.is_final()

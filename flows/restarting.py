@@ -3,15 +3,21 @@
 Invariants:
 - Where the configuration names no run, the run's id follows from the flow run alone: each start finds the same run.
 - Only the flow run that made a run goes on with it unasked; another one with the same ``run.id`` is refused.
+- A run of a deployment whose machine is taken (SIGTERM) ends as ``Preempted``, which is a crash: it is started again.
 - A flow run that keeps crashing ends as Failed: it may be started ``CRASHES`` times more often than it has committed
   training steps.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import runtime
 from prefect.context import FlowRunContext
+from prefect.states import Cancelled, Crashed, State
 
+from flows.flow_runs import PREEMPTED
+from flows.stopping import SIGTERM
 from forge_core.config import ConfigError
 from forge_core.runs.record import C, with_new_id
 from forge_core.store import Ledger, Store, layout
@@ -29,6 +35,14 @@ def is_deployed() -> bool:
     fails without one."""
     context = FlowRunContext.get()
     return bool(context and context.flow_run and context.flow_run.deployment_id)
+
+
+def stopped_state(stopped: BaseException, message: str) -> State[Any]:
+    """The final state of a flow that was stopped. A deployed one whose machine is taken is to be started again;
+    everything else somebody wanted."""
+    if is_deployed() and getattr(stopped, "reason", None) == SIGTERM:
+        return Crashed(name=PREEMPTED, message=message)
+    return Cancelled(message=message)
 
 
 def with_run_id(config: C, flow: str) -> C:

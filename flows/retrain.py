@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from prefect import flow, runtime
-from prefect.states import Cancelled, Completed
+from prefect.states import Completed
 
 from flows.parameters import RetrainParameter
+from flows.restarting import stopped_state
 from flows.retraining import (
     announce_decision,
     evaluated,
@@ -60,7 +61,7 @@ def retrain(
         with stoppable(store, work.retrain_id, runtime.flow_run.id) as stop:
             entry = judged(store, work, stop)
     except Stopped as stopped:
-        return Cancelled(message=f"{stopped}; start the retraining again to go on with {work.retrain_id}")
+        return stopped_state(stopped, f"{stopped}; start the retraining again to go on with {work.retrain_id}")
     return Completed(message=announce_decision(entry))
 
 

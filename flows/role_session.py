@@ -21,6 +21,7 @@ from prefect import runtime
 from prefect.states import Cancelled, Completed, Crashed, Failed, State
 
 from flows.alarming import Alarming
+from flows.flow_runs import PREEMPTED, REFUSED, SUPERSEDED
 from flows.stopping import SIGTERM, StopWatcher
 from flows.window import raise_if_failed
 from forge_core.algorithms.fates import StalenessError
@@ -51,7 +52,6 @@ REFUSALS = (  # trying again would end the same way
     *(ConfigError, DataError, ModelError, StalenessError, DriftError),
     *(IdentityError, CorruptObject, LedgerError),
 )
-PREEMPTED, SUPERSEDED, REFUSED = "Preempted", "Superseded", "Refused"  # names of final states that a coordinator reads
 
 T = TypeVar("T")
 

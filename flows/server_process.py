@@ -5,10 +5,14 @@ in place. uvicorn runs Prefect's application in this very process, so there is n
 
 Guarantee: with PARENT_PID other than 0 this process ends with its parent, however the parent ends (``kill -9``
 included). On Linux the kernel kills it at once; elsewhere it looks every half second whether it was orphaned.
+
+On SQLite Prefect 3.7 waits, in the thread of its event loop, for a coroutine that takes a lock, whenever an automation
+is written. When a task of that loop holds the lock the server never answers again; ``later`` lets nobody wait.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import os
@@ -17,8 +21,11 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
+_going_on: set[asyncio.Task[Any]] = set()  # an event loop keeps no task alive
 
 
 def die_with_parent(parent: int) -> None:
@@ -37,13 +44,22 @@ def _watch_parent(parent: int) -> None:
     os._exit(1)
 
 
+def later(coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Have the running event loop do it, without waiting for it."""
+    task = asyncio.get_running_loop().create_task(coroutine)
+    _going_on.add(task)
+    task.add_done_callback(_going_on.discard)
+
+
 def main(socket_fd: int, parent: int) -> int:
     if parent:
         die_with_parent(parent)
     gc.set_threshold(10_000, 10, 10)  # as forge_core/collector.py does; this file needs nothing but Prefect
     import uvicorn
     from prefect.server.api.server import create_app
+    from prefect.server.events.models import automations
 
+    automations.run_coro_as_sync = later  # type: ignore[assignment]
     config = uvicorn.Config(create_app(final=True), log_level="warning", access_log=False, lifespan="on")
     server = uvicorn.Server(config)
     server.run(sockets=[socket.socket(fileno=socket_fd)])

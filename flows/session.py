@@ -18,14 +18,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from prefect import runtime
-from prefect.states import Cancelled, Completed, State
+from prefect.states import Completed, State
 from prefect.utilities.urls import url_for
 from rich.console import Console
 from rich.table import Table
 
 from flows.alarming import Alarming
 from flows.artifacts import DRAWING_S, LAST_S, SENDING_S, RunArtifacts
-from flows.restarting import flow_run_id, is_deployed, started_before, with_run_id
+from flows.restarting import flow_run_id, is_deployed, started_before, stopped_state, with_run_id
 from flows.stopping import StopWatcher
 from flows.window import Window
 from forge_core.config import ConfigError, RunConfig, load_config, store_uri
@@ -219,7 +219,7 @@ class Session:
 
     def _final_state(self, error: BaseException | None) -> State[Any]:
         if error is not None:
-            return Cancelled(message=f"{error}; go on with: forge resume {self.run.run_id}")
+            return stopped_state(error, f"{error}; go on with: forge resume {self.run.run_id}")
         return Completed(message=f"{self.config.steps} {self.done}")
 
     def _report_unfinished(self, names: list[str]) -> None:

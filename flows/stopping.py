@@ -10,6 +10,9 @@ watcher therefore installs its handlers inside the flow body and puts Prefect's 
 ends this process at once (status 130) together with the process groups of its children. Where the flow does not run in
 the main thread Python lets nobody install handlers; the other ways still work.
 
+On a worker Prefect ends the process of a stopped flow run with an exception, ``CancelledRun`` or ``CrashedRun``; its
+log gets a line of it in place of two tracebacks, which would look like a failure (``say_stopped_in_a_line``).
+
 Guarantees: a source that cannot be asked (an outage of the store or of the Prefect server) never fails the run and
 never delays the other source; ``errors`` counts what failed.
 """
@@ -70,6 +73,8 @@ class StopWatcher:
     ) -> None:
         self._left.set()
         limit_at_exit()
+        if self._stop.is_set():
+            say_stopped_in_a_line()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._signals.put(None)
@@ -120,6 +125,22 @@ class StopWatcher:
         if state is None or not (state.is_cancelling() or state.is_cancelled()):
             return None
         return f"{CANCELLED}: {state.message}" if state.message else CANCELLED
+
+
+def say_stopped_in_a_line() -> None:
+    """From here on Prefect's engine logs without a traceback that a flow run was stopped."""
+    for name in ("prefect.flow_runs", "prefect.engine"):
+        logging.getLogger(name).addFilter(_without_traceback)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    from prefect.exceptions import CancelledRun, CrashedRun
+
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, CancelledRun | CrashedRun):
+        record.msg, record.args, record.exc_info = "The flow run was %s", (str(error),), None
+        record.levelno, record.levelname = logging.INFO, "INFO"
+    return True
 
 
 def request_stop(store: Store, run_id: str, reason: str = STOP) -> int:

@@ -7,12 +7,13 @@ import functools
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,14 +78,38 @@ def operated_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operat
 @contextmanager
 def forge_server(home: Path, **settings: str) -> Iterator[OperatedServer]:
     """``forge server`` on a free port, until the block ends. ``settings``: variables of its environment."""
+    record = home / "server.json"
+    address = lambda: str(json.loads(record.read_text())["url"]) if record.exists() else None
+    with _served(home, address, ["forge", "server", "--port", "0"], {"FORGE_HOME": str(home), **settings}) as server:
+        yield server
+
+
+@contextmanager
+def prefects_own_server(home: Path, **settings: str) -> Iterator[OperatedServer]:
+    """``prefect server start`` on a free port, until the block ends, with the settings that it has by itself."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = ["prefect", "server", "start", "--port", str(port)]
+    environment = {"PREFECT_HOME": str(home), **QUIET, **settings}
+    with _served(home, lambda: f"http://127.0.0.1:{port}/api", command, environment) as server:
+        yield server
+
+
+@contextmanager
+def _served(
+    home: Path, address: Callable[[], str | None], command: list[str], settings: dict[str, str]
+) -> Iterator[OperatedServer]:
+    """The server that ``command`` starts, from when it answers at ``address`` until the block ends."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
-    command = [str(Path(sys.executable).with_name("forge")), "server", "--port", "0"]
     if DATABASE not in settings:
         with_tables(home)
-    log = (home / "output.log").open("wb")
-    process = subprocess.Popen(command, env={**clean, "FORGE_HOME": str(home), **settings}, stdout=log, stderr=log)
+    program, *arguments = command
+    argv = [str(Path(sys.executable).with_name(program)), *arguments]
+    with (home / "output.log").open("wb") as log:
+        process = subprocess.Popen(argv, env={**clean, **settings}, stdout=log, stderr=log)
     try:
-        url = _answering(home, process)
+        url = _answering(home, address, process)
         client = {"FORGE_HOME": str(home), "PREFECT_HOME": str(home / "client"), "PREFECT_API_URL": url, **QUIET}
         yield OperatedServer(url, url.removesuffix("/api"), home, {**clean, **client})
     finally:
@@ -92,15 +117,14 @@ def forge_server(home: Path, **settings: str) -> Iterator[OperatedServer]:
         process.wait(30)
 
 
-def _answering(home: Path, process: subprocess.Popen[bytes]) -> str:
+def _answering(home: Path, address: Callable[[], str | None], process: subprocess.Popen[bytes]) -> str:
     """Address of the server, once it answers."""
-    record, deadline = home / "server.json", time.monotonic() + 180
-    while True:
+    deadline = time.monotonic() + 180
+    while not ((url := address()) and answers(url)):
         assert process.poll() is None, (home / "output.log").read_text()
         assert time.monotonic() < deadline, "the server does not answer"
-        if record.exists() and answers(url := str(json.loads(record.read_text())["url"])):
-            return url
         time.sleep(0.2)
+    return url
 
 
 def answers(url: str) -> bool:

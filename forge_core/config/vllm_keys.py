@@ -4,19 +4,21 @@ Invariants:
 - What Forge itself gives vLLM is refused, naming the key that decides it.
 - Names that the installed vLLM does not know are refused with the closest ones. They are read from vLLM's source:
   importing it takes seconds and changes the process.
+- Code that vLLM would import is found (``named_classes``), so that its digest can be recorded, or refused (``opaque``).
 """
 
 from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from forge_core.config.run_config import RunConfig
+from forge_core.config.run_config import GeneratorSection, RunConfig
 
 ITSELF = ""  # no key: Forge has decided
 ENGINE_ARGS = {
@@ -36,6 +38,12 @@ ENGINE_ARGS = {
     "logprobs_mode": ITSELF,
     "disable_log_stats": ITSELF,
 }
+# Code under names that do not say which file it is: no digest could speak for it.
+OPAQUE = (
+    *("trust_remote_code", "kv_transfer_config", "ec_transfer_config", "logging_config", "log_config_file"),
+    "io_processor_plugin",
+)
+_CLASS = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)[.:]([A-Za-z_]\w*)")  # package.module.Class, or :Class
 SAMPLING_PARAMS = {
     "n": "grpo.n_samples",
     "temperature": "grpo.temperature",
@@ -76,9 +84,42 @@ def vllm_problems(config: RunConfig) -> list[str]:
         ]
     return [
         *_problems("generator.engine_args", generator.engine_args, ENGINE_ARGS, engine_arguments()),
+        *opaque(generator),
         *_problems("generator.sampling_params", generator.sampling_params, SAMPLING_PARAMS, sampling_parameters()),
         *_biasing(config),
     ]
+
+
+def opaque(generator: GeneratorSection) -> list[str]:
+    """Settings that make vLLM import code which nobody can look at before."""
+    return [
+        f"generator.engine_args.{name}: names code that vLLM would import, and not by a class or a file, so that no "
+        "digest of it can be recorded: leave it out"
+        for name in OPAQUE
+        if generator.backend == "vllm" and generator.engine_args.get(name)
+    ]
+
+
+def named_classes(generator: GeneratorSection) -> list[str]:
+    """The classes and files that vLLM's settings name, such as ``scheduler_cls``: as ``<module>:<name>``, or as
+    ``<file.py>:<name>``."""
+    if generator.backend != "vllm":
+        return []
+    found = []
+    for text in _texts({key: value for key, value in generator.engine_args.items() if key not in OPAQUE}):
+        if text.endswith(".py"):
+            found.append(f"{text}:plugin")
+        elif match := _CLASS.fullmatch(text):
+            found.append(":".join(match.groups()))
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)
 
 
 def vllm_folder() -> Path | None:

@@ -55,5 +55,5 @@ def _own_config(store: Store, policy: Policy) -> RunConfig:
     record = load_run(store, policy.version.run_id)
     refuse_supervised(record, "name whose prompts and rewards to use with --config FILE, a configuration of GRPO")
     recorded = None if record.parent else record.code  # a run with a parent records no code that it does not run
-    check_named_code(record.run_id, record.config, record.config, "grpo", recorded)
+    check_named_code(record.run_id, record.config, record.config, "evaluate", recorded)
     return record.config

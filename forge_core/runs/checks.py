@@ -13,7 +13,7 @@ from forge_core.models.stored import configured_model
 from forge_core.observability.backends.custom import check_backend
 from forge_core.rewards.identity import check_rewards
 from forge_core.rewards.resolve import needs_answer
-from forge_core.runs.code import code_digests
+from forge_core.runs.code import code_changes, code_digests
 from forge_core.runs.prompt_checks import check_prompts
 from forge_core.runs.record import RunRecord, refuse_generation
 from forge_core.runs.reference_session import teacher_folder
@@ -44,8 +44,7 @@ def check_role(store: Store, record: RunRecord, role: str) -> list[str]:
     when the machine lacks what the role needs; the other roles' needs are theirs."""
     refuse_generation(record)
     config = alone(record.config, role)
-    if (code := code_digests(config)) != record.code:
-        names = ", ".join(sorted(k for k in code.keys() | record.code.keys() if code.get(k) != record.code.get(k)))
+    if names := ", ".join(code_changes(record.code, code_digests(config))):
         raise ConfigError(
             f"the {role} of run {record.run_id!r} would run other code than the run records ({names}): bring this "
             f"machine to the same code, or accept the change for all roles: forge resume {record.run_id} "

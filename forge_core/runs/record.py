@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, cast
 from forge_core.config import ConfigError, RunConfig, diff
 from forge_core.config.any_config import AnyConfig
 from forge_core.config.sft_config import SftConfig
-from forge_core.runs.code import check_named_code, code_digests
+from forge_core.runs.code import check_named_code, code_changes, code_digests
 from forge_core.runs.evaluation_schedule import check_change
 from forge_core.runs.formats import FORMAT_KEY, SFT, STORE_FORMAT, check_format, stored_config
 from forge_core.store import Ledger, Store, layout
@@ -201,7 +201,7 @@ def resume_check(
     changed = [d for d in diff(record.config, config) if d[0] not in NOT_COMPARED and not d[0].startswith(SHOWN)]
     refused = [d for d in changed if not _allowed(d[0], allow_keys)]
     code = code_digests(config, record.flow)
-    code_changed = sorted(k for k in code.keys() | record.code.keys() if code.get(k) != record.code.get(k))
+    code_changed = code_changes(record.code, code)
     problems = [f"{k}: the run has {old!r}, you gave {new!r}: --allow-config-change {k}" for k, old, new in refused]
     if code_changed and not allow_code:
         problems.append(f"the code changed since the run started ({', '.join(code_changed)}): --allow-code-change")

@@ -60,8 +60,7 @@ def rescore_of(
         raise ConfigError("--reward: name the rewards to grade with, such as --reward exact_match --reward my.py:f:0.5")
     if not config.rewards.functions:
         raise ConfigError("rewards.functions: is empty: name at least one reward with --reward PATH")
-    if not rewards:
-        _check_code(record, config, "rescore", allow_code)
+    _check_code(record, config, "show" if rewards else "rescore", allow_code)
     for path in config.rewards.paths:
         resolve(path)
     steps = _batches(store, record)
@@ -93,8 +92,7 @@ def retrain_of(
             f"steps: is {config.steps}, but run {run_id!r} has {stored} stored batches from batch {from_version} on, "
             f"and nothing is generated: use at most {stored}"
         )
-    if not loss:
-        _check_code(record, config, "retrain-from", allow_code)
+    _check_code(record, config, "show" if loss else "retrain-from", allow_code)
     parent = Parent("retrain-from", run_id, from_version, *_sampler(record, from_version))
     origin = _trained(store, record)
     version = RunVersion(origin.run_id, from_version)
@@ -177,9 +175,10 @@ def _changed(record: RunRecord, kind: str, overrides: Sequence[str]) -> RunConfi
     return config
 
 
-def _check_code(record: RunRecord, config: RunConfig, kind: str, allow_change: bool) -> None:
-    """Code that only the parent's configuration names, not the user, is taken as a store names it."""
-    check_named_code(record.run_id, record.config, config, kind, None if allow_change else record.code)
+def _check_code(record: RunRecord, config: RunConfig, uses: str, allow_change: bool) -> None:
+    """Code that only the parent's configuration names, not the user, is taken as a store names it. ``uses``: the part
+    of it, as in ``named_code``."""
+    check_named_code(record.run_id, record.config, config, uses, None if allow_change else record.code)
 
 
 def _finished(store: Store, config: RunConfig, parent: Parent, made: dict[str, Any]) -> Redo:

@@ -202,6 +202,7 @@ def test_a_vllm_of_the_other_kind_is_refused():
         ("engine_args.max_model_len=64", ["set training.seq_len instead"]),
         ("engine_args.logprobs_mode=raw_logits", ["leave it out"]),
         ("engine_args.max_num_seq=8", ["no such setting", "max_num_seqs"]),
+        ("engine_args.trust_remote_code=true", ["names code", "leave it out"]),
         ("engine_args.zzzz=8", ["no such setting", "vLLM's documentation"]),
         ("sampling_params.max_tokens=8", ["set rollout.max_new_tokens instead"]),
         ("sampling_params.output_kind=0", ["leave it out"]),

@@ -94,8 +94,9 @@ def test_deploying_again_changes_nothing(operator: Operator, deployed: dict[str,
     ]
 
 
-def test_an_event_of_new_data_starts_a_retraining(operator: Operator, deployed: dict[str, str], killed: str):
-    operator.type("prefect event emit forge.data.new --resource-id forge.data.prompts")
+@pytest.mark.parametrize("event", ["forge.data.new", "forge.eval.regressed"])
+def test_an_event_starts_a_retraining(operator: Operator, deployed: dict[str, str], killed: str, event: str):
+    operator.type(f"prefect event emit {event} --resource-id forge.data.prompts")
     wanted = {"deployments": {"name": {"any_": ["nightly"]}}}
     operator.wait("a flow run", lambda: operator.api("/flow_runs/filter", wanted))
     (run,) = operator.api("/flow_runs/filter", wanted)

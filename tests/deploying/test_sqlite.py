@@ -8,7 +8,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import psutil
 import pytest
@@ -19,6 +18,7 @@ from tests.fixtures_prefect import OperatedServer, forge_server
 
 pytestmark = [pytest.mark.server, pytest.mark.engine]
 AUTHENTICATION = "forge:open-sesame"
+ENDED = ("Completed", "Failed", "Crashed", "Cancelled")
 
 
 @pytest.fixture(scope="module")
@@ -42,21 +42,60 @@ def test_who_does_not_know_the_password_is_kept_out(server: OperatedServer):
         urllib.request.urlopen(request, timeout=30)
 
 
-def test_a_deployed_run_is_recorded_in_the_forge_home(server: OperatedServer, tmp_path: Path):
-    operator = Operator(server, open_store(str(tmp_path / "store")), tmp_path)
+@pytest.fixture(scope="module")
+def operator(server: OperatedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """With everything deployed, and a worker for runs that train."""
+    folder = tmp_path_factory.mktemp("sqlite-operator")
+    operator = Operator(server, open_store(str(folder / "store")), folder)
     assert set(operator.deploy("--store", operator.store.uri).values()) == {"created"}
     worker = operator.start_worker("trainer")
-    try:
-        operator.run("grpo/quickstart", steps=2, **{"run.id": "recorded"})
-        operator.wait("the run", lambda: state(server, "recorded") in ("Completed", "Failed", "Crashed"))
-    finally:
-        kill_all([psutil.Process(worker.pid)])
+    yield operator
+    kill_all([psutil.Process(worker.pid)])
+
+
+def test_a_deployed_run_is_recorded_in_the_forge_home(server: OperatedServer, operator: Operator):
+    operator.run("grpo/quickstart", steps=2, **{"run.id": "recorded"})
+    operator.wait("the run", lambda: state(server, "recorded") in ENDED)
     assert state(server, "recorded") == "Completed"
     assert Ledger(operator.store, "recorded").head() == 2
     assert set(operator.deploy().values()) == {"left"}
 
 
+def test_a_run_goes_on_when_its_machine_is_taken_and_ends_when_somebody_stops_it(
+    server: OperatedServer, operator: Operator
+):
+    """Neither is a failure: the log of the worker has no traceback."""
+    flow_run = operator.run("grpo/quickstart", steps=4000, **{"run.id": "stopped"})
+    operator.wait("a training step", lambda: operator.committed("stopped") >= 1)
+    family = psutil.Process(operator.workers[0].pid).children(recursive=True)
+    (flow,) = [process for process in family if "prefect.engine" in process.cmdline()]
+    flow.terminate()
+    flow.wait(60)
+    taken = operator.committed("stopped")
+    operator.wait("a training step after that", lambda: operator.committed("stopped") > taken)
+    seen = states(server, flow_run)
+    print(seen)
+    assert seen.count("Preempted") == 1
+    assert seen.count("Running") == 2
+    operator.type(f"forge stop stopped --store {operator.store.uri}")
+    operator.wait("the end", lambda: state(server, "stopped") in ENDED)
+    assert state(server, "stopped") == "Cancelled"
+    log = operator.folder / "worker-0.log"
+    operator.wait("the ends of both processes", lambda: log.read_text().count("exited with status code") == 2)
+    for how in ("SIGTERM", "forge stop"):
+        assert f"The flow run was stopped: {how}; go on with: forge resume stopped" in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
 def state(server: OperatedServer, name: str) -> str | None:
+    (found,) = asked(server, "select state_name from flow_run where name = ?", name) or [None]
+    return found
+
+
+def states(server: OperatedServer, flow_run: str) -> list[str]:
+    return asked(server, "select name from flow_run_state where flow_run_id = ? order by timestamp", flow_run)
+
+
+def asked(server: OperatedServer, question: str, about: str) -> list[str]:
     with closing(sqlite3.connect(server.home / "prefect.db", timeout=60)) as database:
-        row = database.execute("select state_name from flow_run where name = ?", (name,)).fetchone()
-    return row[0] if row else None
+        return [row[0] for row in database.execute(question, (about,))]

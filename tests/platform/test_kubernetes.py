@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import tomllib
 from fnmatch import fnmatch
 from typing import Any
+from uuid import uuid4
 
+import pytest
 import yaml
+from prefect.client.schemas.objects import FlowRun
 from prefect.utilities.templating import apply_values, find_placeholders
 
 from tests.docs.documents import ROOT, table_rows
@@ -74,6 +78,36 @@ def test_prefect_fills_the_template_in_with_a_deployments_own_values():
     assert pod["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
 
 
+def test_prefects_worker_makes_jobs_of_the_template():
+    worker = pytest.importorskip("prefect_kubernetes.worker")
+    values = {"env": {"FORGE_STORE": "s3://bucket/forge"}}
+    make = worker.KubernetesWorkerJobConfiguration.from_template_and_values
+    job = asyncio.run(make(base_job_template=TEMPLATE, values=values, client=object()))
+    job.prepare_for_flow_run(FlowRun(id=uuid4(), name="a run", flow_id=uuid4()))
+    (container,) = job.job_manifest["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["python", "-m", "prefect.engine"]
+    environment = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert environment["FORGE_STORE"] == "s3://bucket/forge"
+    assert "PREFECT__FLOW_RUN_ID" in environment
+
+
+def test_the_template_has_what_prefects_worker_insists_on():
+    """prefect-kubernetes 0.7 refuses a job without these values; the kinds of its settings are those of a process."""
+    job = TEMPLATE["job_configuration"]["job_manifest"]
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
+    assert (POD["parallelism"], POD["completions"], POD["restartPolicy"]) == (1, 1, "Never")
+    assert POD["containers"][0]["name"] == "prefect-job"
+    settings = {"job_manifest", "cluster_config", "job_watch_timeout_seconds", "pod_watch_timeout_seconds"}
+    common = {"command", "env", "labels", "name", "namespace", "stream_output"}
+    assert TEMPLATE["job_configuration"].keys() == settings | common
+
+
+def test_the_flow_itself_is_process_1_of_its_pod_and_gets_the_sigterm():
+    """Prefect's default, ``prefect flow-run execute``, ends at once on SIGTERM, and the container with it."""
+    assert VARIABLES["command"]["default"] == "python -m prefect.engine"
+    assert not any(line.startswith("ENTRYPOINT") for line in INSTRUCTIONS)
+
+
 def test_pods_get_longer_to_stop_than_a_run_takes_and_secrets_come_from_a_secret():
     grace = VARIABLES["termination_grace_s"]
     assert min(grace["minimum"], grace["default"]) > 2 * IDLE_S
@@ -94,8 +128,19 @@ def test_the_manifests_fit_together():
     assert ("ServiceAccount", VARIABLES["service_account_name"]["default"]) in kinds
     assert worker["containers"][0]["envFrom"][0]["secretRef"]["name"] == VARIABLES["secret_name"]["default"]
     assert worker["containers"][0]["args"][:5] == ["prefect", "worker", "start", "--pool", "generator"]
+    environment = {v["name"].removeprefix("PREFECT_"): v["value"] for v in worker["containers"][0]["env"]}
+    kubernetes = "INTEGRATIONS_KUBERNETES"
+    namespace = kinds["Role", "forge-worker"]["metadata"]["namespace"]
+    assert environment[f"{kubernetes}_OBSERVER_NAMESPACES"] == namespace, "its role is of that namespace alone"
+    secret = {key: environment[f"{kubernetes}_WORKER_API_AUTH_STRING_SECRET_{key}"] for key in ("NAME", "KEY")}
+    assert secret == {"NAME": VARIABLES["secret_name"]["default"], "KEY": "PREFECT_API_AUTH_STRING"}
     bound = kinds["RoleBinding", "forge-worker"]
     assert [s["name"] for s in bound["subjects"]] == ["forge-worker"], "pods of runs may ask nothing of the cluster"
+
+
+def test_the_workers_package_is_pinned_to_the_release_that_the_template_was_tried_with():
+    texts = [(ROOT / name).read_text() for name in ("docs/kubernetes.md", "deploy/kubernetes/worker.yaml")]
+    assert {re.search(r"prefect-kubernetes==([\d.]+)", text)[1] for text in texts} == {"0.7.11"}  # type: ignore[index]
 
 
 def test_the_document_has_the_variables_and_defaults_of_the_template():

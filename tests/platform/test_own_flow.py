@@ -1,4 +1,5 @@
-"""A user's own flow, deployed on a server that wants a password, and run by a worker that has it (docs/own-flow.md)."""
+"""A user's own flow, deployed on a server of Prefect's own that wants a password, and run by a worker that has it
+(docs/own-flow.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ import pytest
 from forge_core.store import Store, layout, open_store
 from tests.deploying.conftest import BIN
 from tests.docs.documents import ROOT, blocks
-from tests.fixtures_prefect import OperatedServer, forge_server
+from tests.fixtures_prefect import OperatedServer, prefects_own_server
 from tests.runs.harness import advance, new_run
 
 pytestmark = [pytest.mark.server, pytest.mark.engine]
@@ -29,8 +30,8 @@ AUTH = "forge:open-sesame"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]:
-    """A server that refuses whoever does not have the authentication string."""
-    with forge_server(tmp_path_factory.mktemp("home"), PREFECT_SERVER_API_AUTH_STRING=AUTH) as server:
+    """``prefect server start``, which refuses whoever does not have the authentication string."""
+    with prefects_own_server(tmp_path_factory.mktemp("home"), PREFECT_SERVER_API_AUTH_STRING=AUTH) as server:
         yield server
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """``start(*arguments)`` starts a ``forge`` process that ends with the test."""
     running: list[Forge] = []
 
-    def started(*arguments: object) -> Forge:
-        running.append(Forge(tmp_path, *arguments))
+    def started(*arguments: object, environment: Mapping[str, str] | None = None) -> Forge:
+        running.append(Forge(tmp_path, *arguments, environment=environment))
         return running[-1]
 
     yield started
@@ -70,12 +71,22 @@ def claimed_by(store: Store, batch: int) -> set[str]:
 
 
 def test_roles_over_s3_in_any_order_make_the_run_of_one_flow_bit_for_bit(
-    start: Start, tmp_path: Path, s3_store_uri: str, one_flow: Stored
+    start: Start, tmp_path: Path, s3_store_uri: str, one_flow: Stored, prefect_server: ServerHandle
 ) -> None:
+    """Each on a machine of its own, as far as folders go: no cache, home or temporary file is another's."""
     uri = f"{s3_store_uri}-roles"
-    early = [start("role", role, "tiny", "--store", uri) for role in ("scorer", "generator")]
+
+    def role(name: str) -> Forge:
+        machine = tmp_path / uuid.uuid4().hex
+        places = ("FORGE_HOME", "PREFECT_HOME", "TMPDIR", "FORGE_WEIGHTS_CACHE")
+        for place in places:
+            (machine / place).mkdir(parents=True)
+        own = {place: str(machine / place) for place in places}
+        return start("role", name, "tiny", "--store", uri, environment=own | {"PREFECT_API_URL": prefect_server.url})
+
+    early = [role(name) for name in ("scorer", "generator")]
     store = create(start, tmp_path, uri)
-    late = [start("role", role, "tiny", "--store", uri) for role in ("trainer", "reference", "generator")]
+    late = [role(name) for name in ("trainer", "reference", "generator")]
     for forge in (*early, *late):
         assert forge.wait() == 0, forge.output
     check_finished(store, one_flow)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,9 +14,12 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from prefect.server.events.models import automations
+from prefect.utilities.asyncutils import run_coro_as_sync
 
 from flows.home import ServerError, forge_home
 from flows.server import ServerHandle, ensure_server
+from flows.server_process import later
 
 pytestmark = pytest.mark.server
 
@@ -229,3 +233,21 @@ def test_the_home_is_the_argument_then_the_environment_then_the_users(monkeypatc
     assert forge_home() == Path("/from/environment")
     monkeypatch.delenv("FORGE_HOME")
     assert forge_home() == Path.home() / ".forge"
+
+
+def test_what_prefect_does_after_writing_an_automation_does_not_stop_the_servers_event_loop() -> None:
+    async def server() -> list[str]:
+        lock, done = asyncio.Lock(), list[str]()
+
+        async def load() -> None:
+            async with lock:
+                done.append("loaded")
+
+        async with lock:  # as Prefect's triggers do while they look for changes
+            later(load())
+            assert not done
+        await asyncio.sleep(0.05)
+        return done
+
+    assert asyncio.run(server()) == ["loaded"]
+    assert automations.run_coro_as_sync is run_coro_as_sync, "this Prefect waits in another way, if at all"

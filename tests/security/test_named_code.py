@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forge_core.config import ConfigError, load_config
 from forge_core.data.importing import ObjectPathError, check_place, load_object, source_file
+from forge_core.runs.code import check_named_code
 from forge_core.runs.context import RunContext
 from forge_core.runs.record import create_run, load_run, resume_check
 from forge_core.runs.redo_setup import rescore_of
@@ -39,11 +41,12 @@ def run_with(store: Store, path: str, run_id: str = "r") -> None:
     create_run(store, load_config({"run": {"id": run_id}, "rewards": {"functions": [{"path": path}]}}))
 
 
-def planted(store: Store, path: str, code: dict[str, str]) -> None:
-    """A ``run.json`` that somebody with access to the store has written."""
+def planted(store: Store, path: str, code: dict[str, str], **sections: Any) -> None:
+    """A ``run.json`` that somebody with access to the store has written; ``sections``: more of its configuration."""
     config = load_config({"run": {"id": "planted"}, "rewards": {"functions": [{"path": "exact_match"}]}})
     body = config.model_dump(mode="json")
     body["rewards"]["functions"][0]["path"] = path
+    body |= sections
     run_with(store, "exact_match", "as-a-pattern")
     pattern = store.read_json(layout.run_json("as-a-pattern"))
     store.put_new_json(layout.run_json("planted"), {**pattern, "run_id": "planted", "config": body, "code": code})
@@ -159,3 +162,86 @@ def test_grading_again_with_the_parents_reward_takes_it_as_the_store_names_it(st
     assert not list(home.rglob("*.ran"))
     with pytest.raises(ConfigError, match="no complete batch"):  # named by the user: theirs to run
         rescore_of(store, "r", [], ["mine.py:grade"])
+
+
+BACKEND = """
+class Table:
+    def __init__(self, origin): ...
+    def last_step(self): return None
+    def log(self, step, values, tables): ...
+    def log_value(self, metric): ...
+    def close(self): ...
+"""
+
+
+def shown(path: str = "shown.py:Table") -> dict[str, Any]:
+    functions = [{"path": "exact_match"}]
+    return {"run": {"id": "r"}, "rewards": {"functions": functions}, "metric_logging": {"custom": {"path": path}}}
+
+
+def test_a_metric_backend_is_looked_at_too_and_another_one_is_a_choice(store: Store, home: Path) -> None:
+    (home / "shown.py").write_text(BACKEND)
+    create_run(store, load_config(shown()))
+    opened(store, "r").close()
+    (home / "shown.py").write_text(BOMB + BACKEND)
+    (home / "another.py").write_text(BACKEND)
+    with pytest.raises(ConfigError, match=r"metric_logging\.custom\.path: .*shown\.py is not the file that run 'r'"):
+        opened(store, "r")
+    with pytest.raises(ConfigError, match=r"metric backend .*shown\.py:Table.*--allow-code-change"):
+        _resumed(store, "r")
+    with pytest.raises(ConfigError, match=r"shown\.py is not the file that run 'r' recorded"):
+        rescore_of(store, "r", [], ["mine.py:grade"])
+    record = load_run(store, "r")
+    resume_check(store, record, load_config(record.config, ["metric_logging.custom.path=another.py:Table"]))
+    resume_check(store, record, load_config(record.config, ["~metric_logging.custom"]))
+    _resumed(store, "r", allow_code=True)
+    assert not list(home.rglob("*.ran"))
+
+
+def test_a_metric_backend_that_changed_does_not_keep_a_run_from_being_evaluated(store: Store, home: Path) -> None:
+    (home / "shown.py").write_text(BACKEND)
+    record = create_run(store, load_config(shown()))
+    (home / "shown.py").write_text(BOMB)
+    check_named_code("r", record.config, record.config, "evaluate", record.code)
+
+
+@pytest.mark.parametrize(
+    ("argument", "key"),
+    [
+        ({"scheduler_cls": "mine.Scheduler"}, "generator.engine_args"),
+        ({"logits_processors": ["mine:Processor"]}, "generator.engine_args"),
+        ({"structured_outputs_config": {"reasoning_parser_plugin": "mine.py"}}, "generator.engine_args"),
+    ],
+)
+def test_classes_in_vllms_settings_are_looked_at_too(store: Store, home: Path, argument: Any, key: str) -> None:
+    values = {"run": {"id": "r"}, "generator": {"backend": "vllm", "engine_args": {"max_num_seqs": 8, **argument}}}
+    record = create_run(store, load_config(values))
+    assert len(record.code) == 2
+    opened(store, "r").close()
+    (home / "mine.py").write_text(BOMB)
+    with pytest.raises(ConfigError, match=rf"{key}: .*home/mine\.py is not the file that run 'r' recorded"):
+        opened(store, "r")
+    planted(store, "exact_match", {}, generator={"backend": "vllm", "engine_args": {"worker_cls": "subprocess.Popen"}})
+    with pytest.raises(ConfigError, match=r"generator\.engine_args: .*subprocess\.py is neither installed"):
+        opened(store, "planted")
+
+
+@pytest.mark.parametrize("name", ["trust_remote_code", "kv_transfer_config", "log_config_file"])
+def test_what_vllm_would_import_unseen_is_refused_of_a_stored_run(store: Store, home: Path, name: str) -> None:
+    planted(store, "exact_match", {}, generator={"backend": "vllm", "engine_args": {name: "x"}})
+    with pytest.raises(ConfigError, match=rf"generator\.engine_args\.{name}: names code"):
+        opened(store, "planted")
+
+
+def test_the_module_of_an_environment_of_verifiers_is_looked_at_too(store: Store, home: Path) -> None:
+    (home / "my_env.py").write_text("def load_environment(): ...")
+    options = {"options": {"environment": "owner/my-env"}}
+    played = {"path": "verifiers", **options}
+    prompts = {"path": "python://forge_core.environments.verifiers:prompts", **options}
+    values = {"run": {"id": "r"}, "model": {"vocabulary": "01"}, "dataset": prompts, "environment": played}
+    create_run(store, load_config(values))
+    opened(store, "r").close()
+    (home / "my_env.py").write_text(BOMB)
+    with pytest.raises(ConfigError, match=r"options\.environment: .*my_env\.py is not the file that run 'r' recorded"):
+        opened(store, "r")
+    assert not list(home.rglob("*.ran"))
