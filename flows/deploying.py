@@ -5,21 +5,18 @@ Invariants:
 - What an operator sets by hand is left as it is, and reported: limits, paused schedules, disabled automations, the
   address of the store, schedules that were added. ``reset`` sets the limits and schedules of the project again.
 - Nothing is ever deleted.
-- The store's address is a Prefect variable that jobs read when they start; it holds no credentials.
+- The store's address is a Prefect block (``store_block.py``) that workers read when a run starts.
 """
 
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import (
     DeploymentScheduleCreate,
     DeploymentUpdate,
-    VariableCreate,
-    VariableUpdate,
     WorkPoolCreate,
     WorkPoolUpdate,
 )
@@ -31,9 +28,8 @@ from prefect.workers.process import ProcessWorker
 
 from flows.deploying_automations import ALARMS, automations
 from flows.deploying_project import Deployment, Pool, Project, Schedule
+from flows.store_block import NAME, ForgeStore, credentials_in
 from forge_core.config import ConfigError
-
-STORE_VARIABLE = "forge_store"
 
 
 class Report:
@@ -71,12 +67,8 @@ class Comparison:
 
 def check_store(uri: str) -> None:
     """Raise ConfigError for an address with credentials in it."""
-    parts = urlsplit(uri)
-    if parts.username or parts.password:
-        raise ConfigError(
-            "--store: the address holds credentials, which every user of the Prefect server could read: give "
-            "s3://bucket/prefix, and AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to the workers"
-        )
+    if problem := credentials_in(uri):
+        raise ConfigError(f"--store: {problem}")
 
 
 def deploy(client: SyncPrefectClient, project: Project, store: str, *, move_store: bool, reset: bool) -> Report:
@@ -114,14 +106,16 @@ def _limits(there: int | None, wanted: int | None) -> str:
 
 
 def _store(client: SyncPrefectClient, report: Report, store: str, move: bool) -> None:
-    there = client.read_variable_by_name(STORE_VARIABLE)
-    if there is None:
-        client.create_variable(VariableCreate(name=STORE_VARIABLE, value=store))
-        return report.add("created", f"variable {STORE_VARIABLE}", store)
-    if not move or there.value == store:
-        return report.add("left", f"variable {STORE_VARIABLE}", str(there.value))
-    client.update_variable(VariableUpdate(name=STORE_VARIABLE, value=store))
-    report.add("changed", f"variable {STORE_VARIABLE}", f"{store}, was {there.value}")
+    name, kind = f"block {ForgeStore.get_block_type_slug()}/{NAME}", ForgeStore.get_block_type_slug()
+    try:
+        there = str(client.read_block_document_by_name(NAME, kind).data["uri"])
+    except ObjectNotFound:
+        ForgeStore(uri=store).save(NAME)
+        return report.add("created", name, store)
+    if not move or there == store:
+        return report.add("left", name, there)
+    ForgeStore(uri=store).save(NAME, overwrite=True)
+    report.add("changed", name, f"{store}, was {there}")
 
 
 def _deployment(

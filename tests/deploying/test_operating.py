@@ -44,7 +44,7 @@ def test_the_document_has_the_commands_that_are_typed_here():
 
 def test_deploy_creates_pools_store_deployments_and_automations(operator: Operator, deployed: dict[str, str]):
     assert set(deployed.values()) == {"created"}
-    assert f"variable forge_store ({operator.store.uri})" in deployed
+    assert f"block forge-store/default ({operator.store.uri})" in deployed
     names = {f"{d['name']}" for d in operator.api("/deployments/filter", {})}
     assert names == {"quickstart", "train", "role", "run", "nightly"}
     pools = {p["name"]: (p["type"], p["concurrency_limit"]) for p in operator.api("/work_pools/filter", {})}
@@ -110,7 +110,8 @@ def test_what_an_operator_set_stays_until_reset(operator: Operator, deployed: di
     operator.type(f"prefect deployment schedule resume retrain/nightly {nightly['id']}")
     operator.api(f"/deployments/{nightly['deployment_id']}", {"concurrency_limit": 4}, "PATCH")
     operator.type("prefect work-pool set-concurrency-limit trainer 2")
-    operator.type(f"prefect variable set forge_store {operator.store.uri}/moved --overwrite")
+    block = operator.api("/block_types/slug/forge-store/block_documents/name/default")
+    operator.api(f"/block_documents/{block['id']}", {"data": {"uri": f"{operator.store.uri}/moved"}}, "PATCH")
     automation = next(a for a in operator.api("/automations/filter", {}) if "new data" in a["name"])
     operator.api(f"/automations/{automation['id']}", {"enabled": False}, "PATCH")
 
@@ -124,14 +125,14 @@ def test_what_an_operator_set_stays_until_reset(operator: Operator, deployed: di
     left = operator.deploy()
     assert seen() == (True, 4, 2, False)
     assert set(left.values()) == {"left"}
-    assert f"variable forge_store ({operator.store.uri}/moved)" in left
+    assert f"block forge-store/default ({operator.store.uri}/moved)" in left
     assert "work pool trainer (limit 2, not 1: --reset sets it back)" in left
     reset = operator.deploy("--reset", "--store", operator.store.uri)
     assert seen() == (False, 1, 1, True)
     assert sorted(name.split(" (")[0] for name, what in reset.items() if what == "changed") == [
         f"automation {automation['name']}",
+        "block forge-store/default",
         "deployment retrain/nightly",
-        "variable forge_store",
         "work pool trainer",
     ]
 

@@ -12,6 +12,7 @@ from flows.cli import main
 from flows.deploying import check_store
 from flows.deploying_automations import SILENCE
 from flows.deploying_project import Project, load_project
+from flows.store_block import STORE_REFERENCE, ForgeStore
 from forge_core.config import ConfigError
 from tests.docs.documents import ROOT, table_rows
 
@@ -48,7 +49,7 @@ def test_each_job_has_a_heartbeat_that_the_server_waits_for_three_times_and_the_
     for deployment in project.deployments:
         environment = deployment.work_pool.job_variables["env"]
         assert 3 * int(environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]) == SILENCE.total_seconds()
-        assert environment["FORGE_STORE"] == "{{ prefect.variables.forge_store }}"
+        assert environment["FORGE_STORE"] == STORE_REFERENCE
         assert "forge" in deployment.tags, "else its silence is not noticed"
 
 
@@ -126,3 +127,9 @@ def test_an_address_with_credentials_is_refused_and_not_repeated(uri: str):
         check_store(uri)
     assert "key:" not in str(caught.value)
     assert "secret@" not in str(caught.value)
+
+
+def test_a_block_that_is_edited_by_hand_takes_no_credentials_either():
+    with pytest.raises(ValueError, match="the address holds credentials"):
+        ForgeStore(uri="s3://key:secret@bucket/forge")
+    assert ForgeStore(uri="s3://bucket/forge").uri == "s3://bucket/forge"

@@ -10,7 +10,6 @@ from fnmatch import fnmatch
 from typing import Any
 from uuid import uuid4
 
-import pytest
 import yaml
 from prefect.client.schemas.objects import FlowRun
 from prefect.utilities.templating import apply_values, find_placeholders
@@ -79,7 +78,8 @@ def test_prefect_fills_the_template_in_with_a_deployments_own_values():
 
 
 def test_prefects_worker_makes_jobs_of_the_template():
-    worker = pytest.importorskip("prefect_kubernetes.worker")
+    from prefect_kubernetes import worker
+
     values = {"env": {"FORGE_STORE": "s3://bucket/forge"}}
     make = worker.KubernetesWorkerJobConfiguration.from_template_and_values
     job = asyncio.run(make(base_job_template=TEMPLATE, values=values, client=object()))
