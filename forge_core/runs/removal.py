@@ -3,7 +3,8 @@
 Invariants:
 - ``run.json`` goes last: a removal that was killed is repeated by its command, and until then the run keeps its name.
 - Manifests go first: what is half removed is no object.
-- Nothing that others refer to is removed unasked: the registry, runs made from this one's episodes or weights.
+- Nothing that others need is removed unasked: the registry, runs made from this one's episodes or weights, processes
+  that work on it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forge_core.runs.garbage import registered_weights
+from forge_core.runs.liveness import workers
 from forge_core.store import Store, StoreError, layout
 from forge_core.store.deletion import delete_objects
 
@@ -23,8 +25,8 @@ def run_ids(store: Store) -> list[str]:
 
 
 def references(store: Store, run_id: str) -> list[str]:
-    """Who refers to the run, in words."""
-    return [*_of_registry(store, run_id), *_of_runs(store, run_id)]
+    """Who refers to the run or works on it, in words."""
+    return [*_of_registry(store, run_id), *_of_runs(store, run_id), *_at_work(store, run_id)]
 
 
 def remove_run(store: Store, run_id: str) -> None:
@@ -59,3 +61,12 @@ def _of_runs(store: Store, run_id: str) -> Iterator[str]:
             yield f"the run {other} was made from its episodes"
         if isinstance(model, str) and model.startswith(f"run://{run_id}/"):
             yield f"the run {other} begins with {model}"
+
+
+def _at_work(store: Store, run_id: str) -> Iterator[str]:
+    for worker in workers(store, run_id):
+        if worker.alive:
+            yield (
+                f"a process of it ({worker.role}, on {worker.host}) gave a sign of life {worker.silent_s:.0f} s ago: "
+                f"end it with forge stop {run_id}; one that was killed is silent soon"
+            )

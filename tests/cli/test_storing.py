@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from flows.following import follow
 from forge_core.config import load_config
 from forge_core.logs import engine_logs, run_logs
+from forge_core.runs.heartbeat import Heartbeat
 from forge_core.runs.record import Parent, create_run
 from forge_core.store import Ledger, Store, layout, open_store
 from forge_core.weights.registry import Registry
@@ -153,6 +155,16 @@ def test_rm_refuses_a_run_that_others_refer_to_unless_forced(
     assert stored.exists(layout.run_json(RUN))
     assert forge("rm", RUN, "--yes", "--force").status == 0
     assert stored.list(f"runs/{RUN}") == []
+
+
+def test_rm_refuses_a_run_that_a_process_works_on(forge: Forge, stored: Store) -> None:
+    with Heartbeat(stored, RUN, "trainer", "trainer-1", every_s=0.05):
+        while not stored.list(f"runs/{RUN}/workers"):
+            time.sleep(0.01)
+        result = forge("rm", RUN, "--yes")
+        assert (result.status, "(trainer, on " in result.err, f"forge stop {RUN}" in result.err) == (2, True, True)
+        assert stored.exists(layout.run_json(RUN))
+    assert forge("rm", RUN, "--yes").status == 0, "it has ended"
 
 
 def test_parents_are_named_as_runs_record_them(stored: Store) -> None:
