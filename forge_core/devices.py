@@ -114,7 +114,7 @@ def place_trainer(config: AnyConfig, gpus: Sequence[str], *, nodes: int = 1) -> 
         smaller = f"parallelism.data_parallel_shard_degree={len(gpus)}" if gpus else f"{TRAINER}.with_gpus=false"
         raise ConfigError(
             f"parallelism: not enough GPUs: {ranks} are wanted (data_parallel_shard_degree x tensor_parallel_degree x "
-            f"pipeline_parallel_degree), but this machine has {len(gpus)}: lower a degree, such as {smaller}"
+            f"pipeline_parallel_degree), but {_where(nodes)} has {len(gpus)}: lower a degree, such as {smaller}"
         )
     return Placement(((),), tuple(gpus[:ranks]), ())
 
@@ -223,9 +223,13 @@ def _refusal(config: RunConfig, roles: Sequence[_Role], gpus: Sequence[str], nod
     total = sum(role.count for role in roles)
     remedy = next(change for change in _remedies(config, roles, len(gpus)) if _fits(config, change, gpus, nodes))
     return (
-        f"services: not enough GPUs: {total} are wanted ({wanted}), but this machine has {len(gpus)}: "
+        f"services: not enough GPUs: {total} are wanted ({wanted}), but {_where(nodes)} has {len(gpus)}: "
         f"use {' '.join(f'{key}={value}' for key, value in remedy.items())}"
     )
+
+
+def _where(nodes: int) -> str:
+    return "this machine" if nodes == 1 else "a node"
 
 
 Change = dict[str, int | str]

@@ -55,10 +55,15 @@ class Cluster:
 def check_cluster(config: AnyConfig, cluster: Cluster, store: str) -> None:
     """Raise ConfigError unless the run fits on these nodes and each of them reaches ``store``."""
     gpus = tuple(map(str, range(cluster.gpus_per_node)))
-    if isinstance(config, SftConfig):
-        place_trainer(config, gpus, nodes=cluster.nodes)
-    else:
-        place(config, gpus, nodes=cluster.nodes)
+    try:
+        if isinstance(config, SftConfig):
+            place_trainer(config, gpus, nodes=cluster.nodes)
+        else:
+            place(config, gpus, nodes=cluster.nodes)
+    except ConfigError as error:
+        if cluster.gpus_per_node:
+            raise
+        raise ConfigError(f"{error}; or say with --gpus-per-node how many a node has") from error
     if store.startswith("memory://"):
         raise ConfigError(
             f"store: {store} exists in one process only: use s3://bucket/prefix, which every node reaches"

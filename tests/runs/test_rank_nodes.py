@@ -186,6 +186,16 @@ def test_a_run_that_the_nodes_cannot_do_is_refused(
     assert message in said
 
 
+def test_without_gpus_per_node_gpus_that_are_wanted_are_missed_on_the_nodes_and_not_on_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--nodes", "2", "--store", "s3://b/p", EIGHT, "services.trainer.with_gpus=true"]
+    status, _, said = slurm(capsys, config_file(tmp_path), *words)
+    assert status == 2
+    assert "a node has 0" in said
+    assert "--gpus-per-node" in said
+
+
 def test_a_shared_folder_is_a_store_of_all_nodes_when_the_user_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
