@@ -26,6 +26,7 @@ from forge_core.observability.metrics import Collector, Metric, record_metric
 from forge_core.observability.reductions import Reduce
 from forge_core.store import Ledger, Store, StoreError, digest, layout, open_store
 from tests.docs.documents import ROOT
+from tests.observability.wandb_server import wandb_server
 from tests.store.entries import RUN, entry, init_entry
 
 CREATED = "2026-01-01T00:00:00.000+00:00"
@@ -136,6 +137,42 @@ def test_wandb_offline_is_one_run_that_goes_on(store: Store, tmp_path: Path):
     assert {file.name for file in files} == {f"run-{NAME}.wandb"}, "both starts have one id"
     assert all(file.stat().st_size for file in files)
     assert (tmp_path / "wandb" / f"forge-{NAME}.txt").read_text() == "1"
+
+
+STEPS_ONLINE = """
+import sys
+from forge_core.store import open_store
+from tests.observability.test_backends import commit, metric_log
+store = open_store(sys.argv[1])
+log = metric_log(store, wandb={"project": "sums"})
+for batch in map(int, sys.argv[2:]):
+    commit(store, batch, log)
+log.close()
+"""
+
+
+@pytest.mark.engine  # imports for seconds
+def test_wandb_online_has_one_run_with_every_step_once_however_often_it_is_started(tmp_path: Path):
+    store = open_store(str(tmp_path / "store"))
+    Ledger(store, RUN).commit_init(init_entry())
+    with wandb_server() as server:
+        key = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": "a" * 40, "WANDB_ERROR_REPORTING": "false"}
+        environment = {**os.environ, **key, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+
+        def start(*batches: str) -> None:
+            command = [sys.executable, "-c", STEPS_ONLINE, str(tmp_path / "store"), *batches]
+            subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=60)
+
+        start("0", "1")
+        commit(store, 2)  # by a process that died before it had sent this
+        start("3")
+    assert server.runs.keys() == {NAME}
+    run = server.runs[NAME]
+    history = [json.loads(line) for line in run["history"]]
+    assert [(row["step"], round(row["reward/mean"], 3)) for row in history if "step" in row] == [
+        (0, 0.0), (1, 0.1), (2, 0.2), (3, 0.3),
+    ]  # fmt: skip
+    assert (run["project"], json.loads(run["summary"])["step"]) == ("sums", 3)
 
 
 ONLINE = """
