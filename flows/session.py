@@ -49,10 +49,8 @@ from forge_core.store import Store, StoreError, open_store
 log = logging.getLogger("forge")
 checks_log = logging.getLogger("forge.checks")  # its own, since the command line has said the same before
 SETTLE_S = 8.0  # open tasks get this long to notice a stop
-WORKER, BEAT_S = (
-    "run",
-    10.0,
-)  # name of the one process of a run among its workers, and seconds between its signs of life
+WORKER = "run"  # the name of a run's one process among its workers
+BEAT_S = 10.0  # seconds between its signs of life
 
 
 @dataclass(frozen=True)
