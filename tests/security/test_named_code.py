@@ -208,18 +208,19 @@ def test_a_metric_backend_that_changed_does_not_keep_a_run_from_being_evaluated(
 @pytest.mark.parametrize(
     ("argument", "key"),
     [
-        ({"scheduler_cls": "mine.Scheduler"}, "generator.engine_args"),
-        ({"logits_processors": ["mine:Processor"]}, "generator.engine_args"),
-        ({"structured_outputs_config": {"reasoning_parser_plugin": "mine.py"}}, "generator.engine_args"),
+        ({"scheduler_cls": "engine_parts.Scheduler"}, "generator.engine_args"),
+        ({"logits_processors": ["engine_parts:Processor"]}, "generator.engine_args"),
+        ({"structured_outputs_config": {"reasoning_parser_plugin": "engine_parts.py"}}, "generator.engine_args"),
     ],
 )
 def test_classes_in_vllms_settings_are_looked_at_too(store: Store, home: Path, argument: Any, key: str) -> None:
+    (home / "engine_parts.py").write_text(REWARD)  # no name of another test's module, which may still be imported
     values = {"run": {"id": "r"}, "generator": {"backend": "vllm", "engine_args": {"max_num_seqs": 8, **argument}}}
     record = create_run(store, load_config(values))
     assert len(record.code) == 2
     opened(store, "r").close()
-    (home / "mine.py").write_text(BOMB)
-    with pytest.raises(ConfigError, match=rf"{key}: .*home/mine\.py is not the file that run 'r' recorded"):
+    (home / "engine_parts.py").write_text(BOMB)
+    with pytest.raises(ConfigError, match=rf"{key}: .*home/engine_parts\.py is not the file that run 'r' recorded"):
         opened(store, "r")
     planted(store, "exact_match", {}, generator={"backend": "vllm", "engine_args": {"worker_cls": "subprocess.Popen"}})
     with pytest.raises(ConfigError, match=r"generator\.engine_args: .*subprocess\.py is neither installed"):
