@@ -131,8 +131,11 @@ def test_a_run_reports_through_the_proxy_with_its_events(proxy: Proxy, tmp_path:
     assert proxy.url.removesuffix("/api") in done.stderr + done.stdout, "it used another server"
     (run,) = asked(proxy, "flow_runs/filter")
     assert (run["name"], run["state_type"]) == ("behind-tls", "COMPLETED")
-    events = {event["event"] for event in asked(proxy, "events/filter")["events"]}
-    assert "prefect.task-run.Completed" in events, "events come over a WebSocket"
+    deadline, events = time.monotonic() + 30, set()
+    while "prefect.task-run.Completed" not in events:  # the server stores what it has received in batches
+        assert time.monotonic() < deadline, f"events come over a WebSocket: {events}"
+        time.sleep(0.5)
+        events = {event["event"] for event in asked(proxy, "events/filter")["events"]}
 
 
 def asked(proxy: Proxy, path: str) -> Any:
