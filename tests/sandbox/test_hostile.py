@@ -13,6 +13,8 @@ import pytest
 
 from tests.sandbox.conftest import Attacker, processes_of
 
+pytestmark = pytest.mark.server
+
 MARK = "SECRET-" + os.urandom(8).hex()
 
 

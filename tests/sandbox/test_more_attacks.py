@@ -8,6 +8,8 @@ import pytest
 
 from tests.sandbox.conftest import Attacker
 
+pytestmark = pytest.mark.server
+
 ATTACKS = {  # name: (program, what it prints or what ends it)
     "stops itself": ("import signal\nos.kill(os.getpid(), signal.SIGSTOP)", "timed_out"),
     "stops its group": ("import signal\nos.killpg(0, signal.SIGSTOP)", "timed_out"),

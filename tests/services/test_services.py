@@ -31,6 +31,8 @@ from forge_core.services.metrics import ReplicaMetrics
 from forge_core.services.routing import LeastLoadedRouter, RoundRobinRouter, SessionRouter
 from tests.services.actors import BadInit, BadSetup, Counter, DiesWhenStarted, Ends, Meeting, Refused
 
+pytestmark = pytest.mark.server
+
 FAST = {"restart_backoff_s": 0.05, "health_poll_rate": 0.05}
 
 
