@@ -143,13 +143,13 @@ def main() -> None:
         finally:
             for server in bench.servers.values():
                 server.stop()
-            report(kills, machine, args.seed)
+            write("faults", figures(kills, machine, args.seed))
 
 
-def report(kills: list[Kill], machine: dict[str, Any], seed: int) -> None:
+def figures(kills: list[Kill], machine: dict[str, Any], seed: int) -> dict[str, Any]:
     by_kind = {kind: summary([k for k in kills if k.kind == kind]) for kind in sorted(Counter(k.kind for k in kills))}
     detail = [asdict(kill) for kill in kills]
-    write("faults", {"machine": machine, "seed": seed, **summary(kills), "by_kind": by_kind, "detail": detail})
+    return {"machine": machine, "seed": seed, **summary(kills), "by_kind": by_kind, "detail": detail}
 
 
 if __name__ == "__main__":

@@ -18,15 +18,16 @@ import random
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import psutil
 
+from benchmarks.faults import figures
 from benchmarks.machine import provenance, write
 from forge_core.store import open_store
 from tests.deploying.conftest import Operator, kill_all
 from tests.faults.stored import Stored, check_complete, check_same_run
+from tests.faults.supervised import Kill
 from tests.fixtures_prefect import forge_server
 
 STEPS = 40
@@ -58,7 +59,7 @@ class Bench:
         check_complete(stored, STEPS, 1)
         return stored
 
-    def killed(self, kind: str) -> dict[str, Any]:
+    def killed(self, kind: str) -> Kill:
         flow_run, target = self.begun(), self.rng.randint(2, STEPS - 15)
         self.reached(target)
         committed_at = time.monotonic()
@@ -72,14 +73,10 @@ class Bench:
         self.reached(max(before, self.operator.committed(RUN)) + 1)
         recovery = time.monotonic() - at
         check_same_run(self.finished(flow_run), self.whole, STEPS)
-        return {"kind": kind, "committed": before, "lost_s": at - committed_at, "recovery_s": recovery}
+        return Kill(kind, before, at - committed_at, recovery)
 
     def reached(self, steps: int) -> None:
         self.operator.wait(f"{steps} steps", lambda: self.operator.committed(RUN) >= steps, LIMIT_S)
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": round(median(values), 2), "max": round(max(values), 2)}
 
 
 def main() -> None:
@@ -99,18 +96,9 @@ def main() -> None:
                 for kind in kinds:
                     kills.append(bench.killed(kind))
                     print(kills[-1], flush=True)
-                    report(kills, machine, args.seed)
+                    write("worker_kills", figures(kills, machine, args.seed))
             finally:
                 kill_all([psutil.Process(w.pid) for w in operator.workers if w.poll() is None])
-
-
-def report(kills: list[dict[str, Any]], machine: dict[str, Any], seed: int) -> None:
-    by_kind = {
-        kind: {"kills": len(own), **{name: spread([k[name] for k in own]) for name in ("lost_s", "recovery_s")}}
-        for kind in ("worker", "worker and flow")
-        if (own := [kill for kill in kills if kill["kind"] == kind])
-    }
-    write("worker_kills", {"machine": machine, "seed": seed, "kills": len(kills), "by_kind": by_kind, "detail": kills})
 
 
 if __name__ == "__main__":

@@ -106,7 +106,8 @@ def _limits(there: int | None, wanted: int | None) -> str:
 
 
 def _store(client: SyncPrefectClient, report: Report, store: str, move: bool) -> None:
-    name, kind = f"block {ForgeStore.get_block_type_slug()}/{NAME}", ForgeStore.get_block_type_slug()
+    kind = ForgeStore.get_block_type_slug()
+    name = f"block {kind}/{NAME}"
     try:
         there = str(client.read_block_document_by_name(NAME, kind).data["uri"])
     except ObjectNotFound:

@@ -1,7 +1,7 @@
 """The storage block that tells deployed runs where the store is.
 
-Invariants: the block holds an address and nothing secret; the worker fills ``STORE_REFERENCE`` in a deployment's
-environment in when a run starts, so whoever edits the block moves the runs that start after that.
+Invariants: the block holds an address and nothing secret; a worker puts it into a run's environment when that starts
+(``prefect.yaml`` refers to it), so whoever edits the block moves the runs that start after that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from prefect.blocks.core import Block
 from pydantic import Field, field_validator
 
 NAME = "default"
-STORE_REFERENCE = "{{ prefect.blocks.forge-store.default.uri }}"
 
 
 class ForgeStore(Block):

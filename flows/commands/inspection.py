@@ -40,8 +40,9 @@ def runs(args: argparse.Namespace) -> int:
         metrics = newest_metrics(store, record)
         shown = [f"{metrics[name]:.3f}" if name in metrics else "" for name in RUN_METRICS]
         made_from = f"{record.flow} {record.parent.run_id}" if record.parent else ""
-        steps = f"{finished_batches(store, record)} of {record.config.steps}"
-        table.add_row(name, steps, run_state(store, record), *shown, record.created_at, made_from)
+        done = finished_batches(store, record)
+        steps = f"{done} of {record.config.steps}"
+        table.add_row(name, steps, run_state(store, record, done), *shown, record.created_at, made_from)
     if names:
         show(table)
     else:

@@ -173,9 +173,13 @@ class RunConfig(Section):
         return math.ceil(wanted * self.filters.oversample)
 
     @property
-    def episodes_sampled(self) -> int:
+    def groups_at_first(self) -> int:
         """Those of the first round of a batch."""
-        return self.groups_sampled(self.groups_per_batch) * self.grpo.n_samples
+        return self.groups_sampled(self.groups_per_batch)
+
+    @property
+    def episodes_at_first(self) -> int:
+        return self.groups_at_first * self.grpo.n_samples
 
     @property
     def sequences_per_optimizer_step(self) -> int:

@@ -54,7 +54,7 @@ def _seconds(config: RunConfig, n: int, flops: float) -> float:
     train = (6 + 2 * (config.grpo.beta > 0)) * n * filled * config.episodes_per_batch * config.training.epochs_per_batch
     sample = 4 * n * response
     evaluations = 2 + (config.steps // config.eval.interval if config.eval.interval else 0)
-    work = config.steps * (train + sample * config.episodes_sampled) + evaluations * sample * config.eval.prompts
+    work = config.steps * (train + sample * config.episodes_at_first) + evaluations * sample * config.eval.prompts
     warm = config.warm_start
     work += 6 * n * warm.steps * warm.batch_size * filled if warm else 0
     return START_SECONDS + config.steps * TASK_SECONDS + work / (flops * EFFICIENCY)

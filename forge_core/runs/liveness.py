@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forge_core.runs.early_end import is_finished
+from forge_core.runs.formats import SFT
 from forge_core.runs.record import RunRecord
-from forge_core.runs.rescored import finished_batches
 from forge_core.store import Ledger, NotFound, Store, layout
 
 LEAST_S, MISSED = 45.0, 3.0  # a process is silent after so long, and after so many beats that did not come
@@ -78,11 +78,9 @@ def state_of(found: Sequence[Worker], *, finished: bool, begun: bool) -> str:
     return FAILED if last.failed else STOPPED if last.ended else KILLED
 
 
-def run_state(store: Store, record: RunRecord) -> str:
-    """The state of a run in a word. Raises StoreError."""
-    done = finished_batches(store, record)
-    rescored = record.flow == "rescore"  # such a run has no ledger
-    if done >= record.config.steps if rescored else is_finished(store, record):
+def run_state(store: Store, record: RunRecord, done: int) -> str:
+    """The state of a run, of which ``done`` batches are finished, in a word. Raises StoreError."""
+    if done >= record.config.steps or (record.flow == SFT and is_finished(store, record)):  # these may end early
         return FINISHED
     begun = done > 0 or Ledger(store, record.run_id).head() >= 0
     return state_of(workers(store, record.run_id), finished=False, begun=begun)

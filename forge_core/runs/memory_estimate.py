@@ -151,7 +151,7 @@ _VLLM_ON_CPU = (
 
 def _embedded_generator(config: RunConfig, shape: ModelShape) -> dict[str, int]:
     width = _width(config.generator.dtype)
-    sequences = min(config.generator.max_batch, config.episodes_sampled)
+    sequences = min(config.generator.max_batch, config.episodes_at_first)
     return {
         "parameters": width * shape.parameters,
         "logits": sequences * shape.vocabulary * (width + 2 * FLOAT32),

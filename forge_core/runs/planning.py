@@ -62,8 +62,7 @@ class Planner:
 
     def plan(self, batch: int, cursor: Cursor) -> dict[str, Any]:
         """Round 0 of ``batch`` as a JSON object; it starts at the cursor that the batch before ended at."""
-        wanted = self.config.groups_sampled(self.config.groups_per_batch)
-        return self._plan(batch, 0, 0, wanted, cursor, self.rows)
+        return self._plan(batch, 0, 0, self.config.groups_at_first, cursor, self.rows)
 
     def refill(self, batch: int, round: int, first_group: int, wanted: int, begun: Cursor) -> dict[str, Any]:
         """An extra round for a batch that lacks ``wanted`` groups. It draws from a stream of its own, so that the next

@@ -228,11 +228,10 @@ def _plan_problems(store: Store, record: RunRecord, config: RunConfig, first: in
 def _problem(first: int, step: int, rounds: list[dict[str, Any]], config: RunConfig) -> str | None:
     batch = first + step
     groups = sum(group["skipped"] is None for group in rounds[0]["groups"])
-    sampled = config.groups_sampled(config.groups_per_batch)
-    if groups != sampled:
+    if groups != config.groups_at_first:
         return (
             f"training.batch_size: batch {batch} has {groups} groups, but batch_size x gradient_accumulation_steps x "
-            f"sync_interval / grpo.n_samples x filters.oversample is {sampled}: make it {groups}"
+            f"sync_interval / grpo.n_samples x filters.oversample is {config.groups_at_first}: make it {groups}"
         )
     sizes = {len(group["seeds"]) for plan in rounds for group in plan["groups"]}
     if sizes != {config.grpo.n_samples} or any(plan["sampling"] != sampling_of(config).__dict__ for plan in rounds):

@@ -12,7 +12,7 @@ from flows.cli import main
 from flows.deploying import check_store
 from flows.deploying_automations import SILENCE
 from flows.deploying_project import Project, load_project
-from flows.store_block import STORE_REFERENCE, ForgeStore
+from flows.store_block import NAME, ForgeStore
 from forge_core.config import ConfigError
 from tests.docs.documents import ROOT, table_rows
 
@@ -49,7 +49,8 @@ def test_each_job_has_a_heartbeat_that_the_server_waits_for_three_times_and_the_
     for deployment in project.deployments:
         environment = deployment.work_pool.job_variables["env"]
         assert 3 * int(environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]) == SILENCE.total_seconds()
-        assert environment["FORGE_STORE"] == STORE_REFERENCE
+        assert environment["FORGE_STORE"] == "{{ prefect.blocks.forge-store.default.uri }}"
+        assert f".{ForgeStore.get_block_type_slug()}.{NAME}." in environment["FORGE_STORE"]
         assert "forge" in deployment.tags, "else its silence is not noticed"
 
 

@@ -21,7 +21,8 @@ from forge_core.report.watching import Watched
 from forge_core.runs.failures import record_failure
 from forge_core.runs.heartbeat import Heartbeat
 from forge_core.runs.liveness import run_state
-from forge_core.runs.record import create_run, load_run
+from forge_core.runs.record import RunRecord, create_run, load_run
+from forge_core.runs.rescored import finished_batches
 from forge_core.stop import Stopped
 from forge_core.store import Store, layout, open_store
 from forge_core.store.memory import MemoryBackend
@@ -123,6 +124,10 @@ class Killed(BaseException):
     """A process that dies without a word: nothing is written any more."""
 
 
+def state(store: Store, record: RunRecord) -> str:
+    return run_state(store, record, finished_batches(store, record))
+
+
 def beating(store: Store, ending: BaseException | None = None, every_s: float = 0.05) -> None:
     """A process that works on the run and ends."""
     beat = Heartbeat(store, RUN, "run", "run", every_s=every_s)
@@ -149,7 +154,7 @@ def test_how_the_process_ended_that_was_there_last_is_seen_at_the_first_look(
     assert f"step 2 of 3, {word}\n" in shown(capsys, Watched(store, RUN))
     facts = collect(store, RUN)
     assert facts.state == word.partition(":")[0]
-    assert run_state(store, load_run(store, RUN)) == facts.state
+    assert state(store, load_run(store, RUN)) == facts.state
 
 
 def test_a_process_works_as_long_as_it_gives_a_sign_in_its_own_time(backend: Counting):
@@ -157,22 +162,22 @@ def test_a_process_works_as_long_as_it_gives_a_sign_in_its_own_time(backend: Cou
     store = example_run(Store(backend))
     store.delete(layout.ledger(RUN, 2))
     record = load_run(store, RUN)
-    assert run_state(store, record) == "idle", "a run of before there were signs of life"
+    assert state(store, record) == "idle", "a run of before there were signs of life"
     beating(store, Killed(), every_s=0.05)
     clock.now += 44.0
-    assert run_state(store, record) == "working"
+    assert state(store, record) == "working"
     clock.now += 2.0
-    assert run_state(store, record) == "killed"
+    assert state(store, record) == "killed"
     store.put_json(layout.worker(RUN, "slow"), {**store.read_json(layout.worker(RUN, "run")), "every_s": 100.0})
     clock.now += 290.0
-    assert run_state(store, record) == "working"
+    assert state(store, record) == "working"
     assert [worker.silent for worker in Watched(store, RUN).look().workers] == [True, False]
 
 
 def test_a_run_that_is_created_and_one_that_is_finished_need_no_sign_of_life(store: Store):
     record = create_run(store, load_config(NEW))
-    assert run_state(store, record) == "created"
-    assert run_state(store, load_run(store, RUN)) == "finished"
+    assert state(store, record) == "created"
+    assert state(store, load_run(store, RUN)) == "finished"
 
 
 def test_what_a_role_made_last_is_the_newest_by_time(backend: Counting):
