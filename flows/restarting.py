@@ -37,10 +37,10 @@ def is_deployed() -> bool:
     return bool(context and context.flow_run and context.flow_run.deployment_id)
 
 
-def stopped_state(stopped: BaseException, message: str) -> State[Any]:
-    """The final state of a flow that was stopped. A deployed one whose machine is taken is to be started again;
-    everything else somebody wanted."""
-    if is_deployed() and getattr(stopped, "reason", None) == SIGTERM:
+def stopped_state(stopped: BaseException, message: str, *, restarted: bool) -> State[Any]:
+    """The final state of a flow that was stopped. One whose machine is taken is to be started again, where somebody
+    does that (``restarted``): an automation what is deployed, a coordinator its roles. Everything else was wanted."""
+    if restarted and getattr(stopped, "reason", None) == SIGTERM:
         return Crashed(name=PREEMPTED, message=message)
     return Cancelled(message=message)
 

@@ -13,7 +13,7 @@ from prefect import flow, runtime
 from prefect.states import Completed
 
 from flows.parameters import RetrainParameter
-from flows.restarting import stopped_state
+from flows.restarting import is_deployed, stopped_state
 from flows.retraining import (
     announce_decision,
     evaluated,
@@ -61,7 +61,8 @@ def retrain(
         with stoppable(store, work.retrain_id, runtime.flow_run.id) as stop:
             entry = judged(store, work, stop)
     except Stopped as stopped:
-        return stopped_state(stopped, f"{stopped}; start the retraining again to go on with {work.retrain_id}")
+        message = f"{stopped}; start the retraining again to go on with {work.retrain_id}"
+        return stopped_state(stopped, message, restarted=is_deployed())
     return Completed(message=announce_decision(entry))
 
 

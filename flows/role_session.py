@@ -18,11 +18,12 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from prefect import runtime
-from prefect.states import Cancelled, Completed, Crashed, Failed, State
+from prefect.states import Completed, Failed, State
 
 from flows.alarming import Alarming
-from flows.flow_runs import PREEMPTED, REFUSED, SUPERSEDED
-from flows.stopping import SIGTERM, StopWatcher
+from flows.flow_runs import REFUSED, SUPERSEDED
+from flows.restarting import stopped_state
+from flows.stopping import StopWatcher
 from flows.window import raise_if_failed
 from forge_core.algorithms.fates import StalenessError
 from forge_core.config import ConfigError
@@ -221,8 +222,7 @@ def final_state(role: str, error: BaseException | None) -> State[Any] | None:
     if error is None:
         return Completed(message=f"{role}: the run is finished")
     if isinstance(error, Stopped):
-        preempted = error.reason == SIGTERM
-        return Crashed(name=PREEMPTED, message=str(error)) if preempted else Cancelled(message=str(error))
+        return stopped_state(error, str(error), restarted=True)
     if isinstance(error, LostRace):
         return Failed(name=SUPERSEDED, message=str(error))
     if isinstance(error, REFUSALS):

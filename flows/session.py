@@ -217,7 +217,8 @@ class Session:
 
     def _final_state(self, error: BaseException | None) -> State[Any]:
         if error is not None:
-            return stopped_state(error, f"{error}; go on with: forge resume {self.run.run_id}")
+            message = f"{error}; go on with: forge resume {self.run.run_id}"
+            return stopped_state(error, message, restarted=is_deployed())
         return Completed(message=f"{self.config.steps} {self.done}")
 
     def _report_unfinished(self, names: list[str]) -> None:

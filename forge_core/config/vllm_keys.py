@@ -18,7 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from forge_core.config.run_config import GeneratorSection, RunConfig
+from forge_core.config.engine_sections import GeneratorSection
+from forge_core.config.run_config import RunConfig
 
 ITSELF = ""  # no key: Forge has decided
 ENGINE_ARGS = {

@@ -66,6 +66,11 @@ class Step:
             object.__setattr__(self, name, value)
 
 
+def storable(text: str) -> str:
+    """``text`` with a question mark for each half of a surrogate pair, which JSON can hold and nothing else."""
+    return text.encode(errors="replace").decode()
+
+
 def _message(message: Message) -> Message:
     """A copy of ``message`` that shares nothing with it."""
     if not isinstance(message, Mapping) or not all(isinstance(message.get(key), str) for key in ("role", "content")):

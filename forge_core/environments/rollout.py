@@ -22,7 +22,7 @@ from typing import Any
 
 from forge_core.data_model import Completion, GenerationRequest
 from forge_core.environments.episode import EpisodeInProgress
-from forge_core.environments.protocol import Action, Environment, Message, Step, Task
+from forge_core.environments.protocol import Action, Environment, Message, Step, Task, storable
 from forge_core.environments.threads import Threads
 from forge_core.environments.tool_calls import Parse
 from forge_core.environments.turns import TurnRenderer
@@ -225,7 +225,7 @@ class _Rollout:
             self._ready.append(episode)
 
     def _break(self, episode: EpisodeInProgress, why: str) -> None:
-        why = redact(why)[:REASON].encode(errors="replace").decode()  # it is logged and stored
+        why = storable(redact(why)[:REASON])  # it is logged and stored
         log.warning("the environment of episode %s failed, it is dropped: %s", episode.request.request_id, why)
         episode.end("aborted", f"{BROKEN}: {why}")
 

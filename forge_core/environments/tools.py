@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from forge_core.data.importing import misfit
-from forge_core.environments.protocol import Action, Message, Step, Task, ToolCall
+from forge_core.environments.protocol import Action, Message, Step, Task, ToolCall, storable
 
 MAX_ANSWER = 4000  # characters of a tool's answer that the policy is shown
 
@@ -34,9 +34,9 @@ def definitions(functions: Sequence[Callable[..., Any]]) -> list[dict[str, Any]]
 
 
 def answer(name: str, content: str, number: int) -> Message:
-    """The message that answers the call ``number`` of a turn. Some templates ask for an id of nine characters. Half of
-    a surrogate pair, which JSON can hold and nothing else, becomes a question mark: the policy may have written it."""
-    name, content = (text.encode(errors="replace").decode() for text in (name, content[:MAX_ANSWER]))
+    """The message that answers the call ``number`` of a turn. Some templates ask for an id of nine characters. The
+    policy may have written what cannot be stored."""
+    name, content = storable(name), storable(content[:MAX_ANSWER])
     return {"role": "tool", "name": name, "tool_call_id": f"call{number % 10**5:05d}", "content": content}
 
 

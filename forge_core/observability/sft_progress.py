@@ -53,7 +53,7 @@ COLUMNS: dict[str, Callable[[Entry], str]] = {
 
 
 def sft_table(entries: Sequence[Entry], title: str | None = None, run_id: str | None = None) -> Table:
-    """All training steps; with a ``run_id`` of many only some (``add_steps``). ``packed`` is the share of positions
+    """All training steps; with a ``run_id`` of many only some (``steps_table``). ``packed`` is the share of positions
     that hold a token."""
     return steps_table(entries, COLUMNS, title, run_id)
 

@@ -43,8 +43,7 @@ class Role:
 @dataclass(frozen=True)
 class State:
     """``version``: the newest committed one (-1: none yet) of ``steps``; ``word``: the run's state (``liveness``);
-    ``stops``: requests to stop after which nobody
-    has gone on; ``entries``: of the newest steps, in order;
+    ``stops``: requests to stop after which nobody has gone on; ``entries``: of the newest steps, in order;
     ``held_out``: version, mean reward and interval of the newest evaluation among them. ``alarms``: those of the newest
     steps. ``silent_s``: age of the newest object; None: the run has finished or was stopped."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forge_core.config.run_config import DatasetSection
+from forge_core.config.data_sections import DatasetSection
 from forge_core.data import DataError, load_prompts
 from forge_core.data.documents import Documents
 from forge_core.data.sft_settings import SftDataConfig
