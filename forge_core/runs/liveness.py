@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from forge_core.config.sft_config import SftConfig
 from forge_core.runs.early_end import is_finished
-from forge_core.runs.formats import SFT
 from forge_core.runs.record import RunRecord
 from forge_core.store import Ledger, NotFound, Store, layout
 
@@ -80,7 +80,8 @@ def state_of(found: Sequence[Worker], *, finished: bool, begun: bool) -> str:
 
 def run_state(store: Store, record: RunRecord, done: int) -> str:
     """The state of a run, of which ``done`` batches are finished, in a word. Raises StoreError."""
-    if done >= record.config.steps or (record.flow == SFT and is_finished(store, record)):  # these may end early
+    supervised = isinstance(record.config, SftConfig)  # may end early
+    if done >= record.config.steps or (supervised and is_finished(store, record)):
         return FINISHED
     begun = done > 0 or Ledger(store, record.run_id).head() >= 0
     return state_of(workers(store, record.run_id), finished=False, begun=begun)
