@@ -64,6 +64,7 @@ soak: setup  ## the tests that take minutes to hours
 	$(BIN)/python -m pytest -m soak
 	OUT=$$(mktemp -d) $(BIN)/python -m benchmarks.kill_resume --kills 60
 	OUT=$$(mktemp -d) $(BIN)/python -m benchmarks.faults --kills 100
+	OUT=$$(mktemp -d) $(BIN)/python -m benchmarks.worker_kills --kills 10
 
 lint: setup  ## style and types
 	$(BIN)/ruff check .
