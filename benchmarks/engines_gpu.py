@@ -56,7 +56,16 @@ def run_part(name: str, args: argparse.Namespace, folder: Path, out: Path) -> di
     seconds = {"seconds": round(time.monotonic() - started, 1)}
     if status == 0 and answer.exists():
         return {**json.loads(answer.read_text()), **seconds}
-    return {"status": "timeout" if status is None else "failed", **seconds, "log": group.tail(40).splitlines()}
+    ended = "timeout" if status is None else "failed"
+    logs = {
+        str(log.relative_to(folder)): log.read_text(errors="replace").splitlines()[-40:] for log in logs_of_runs(folder)
+    }
+    return {"status": ended, **seconds, "log": group.tail(40).splitlines(), "logs": logs}
+
+
+def logs_of_runs(folder: Path) -> list[Path]:
+    """What the part's own runs printed: their folder is deleted after the part."""
+    return sorted(folder.rglob("*.log"))
 
 
 def main() -> None:

@@ -27,6 +27,9 @@ from benchmarks.machine import RESULTS, provenance, write
 
 CONFIG = Path(__file__).parent.parent / "configs" / "smollm2_gpu.yaml"
 FORGE = [sys.executable, "-c", "import sys; from flows.cli import main; raise SystemExit(main(sys.argv[1:]))"]
+RATES = """SELECT key, median(value) AS median FROM metrics WHERE value IS NOT NULL AND key IN ('trainer/mfu',
+'trainer/tflops_per_second', 'trainer/tokens_per_second', 'trainer/idle_share', 'generator/tokens_per_second',
+'generator/idle_share', 'orchestration/share', 'weights/bytes', 'main/continuous_rollouts/episodes_dropped/total') GROUP BY key ORDER BY key"""
 GOAL = {"held_out_at_least": 0.85, "seconds_to_0.6_at_most": 52.0, "median_step_s_at_most": 0.60, "minutes": 10}
 
 
@@ -48,7 +51,10 @@ def run_seed(folder: Path, seed: int, overrides: list[str], gpu: str | None) -> 
     if len(entries) < 2:
         print((folder / f"{name}.log").read_text()[-6000:])
         return {"seed": seed, "status": status, "seconds": round(seconds, 1)}
-    return {"seed": seed, "status": status, "seconds": round(seconds, 1), **figures(entries)}
+    asked = [*FORGE, "query", name, "--json", "--sql", RATES]
+    rows = subprocess.run(asked, cwd=folder, env=env, capture_output=True, text=True).stdout.splitlines()
+    rates = {row["key"]: row["median"] for row in map(json.loads, rows)}
+    return {"seed": seed, "status": status, "seconds": round(seconds, 1), **figures(entries), "rates": rates}
 
 
 def figures(entries: list[dict[str, Any]]) -> dict[str, Any]:
