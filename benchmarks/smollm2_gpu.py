@@ -27,9 +27,10 @@ from benchmarks.machine import RESULTS, provenance, write
 
 CONFIG = Path(__file__).parent.parent / "configs" / "smollm2_gpu.yaml"
 FORGE = [sys.executable, "-c", "import sys; from flows.cli import main; raise SystemExit(main(sys.argv[1:]))"]
-RATES = """SELECT key, median(value) AS median FROM metrics WHERE value IS NOT NULL AND key IN ('trainer/mfu',
-'trainer/tflops_per_second', 'trainer/tokens_per_second', 'trainer/idle_share', 'generator/tokens_per_second',
-'generator/idle_share', 'orchestration/share', 'weights/bytes', 'main/continuous_rollouts/episodes_dropped/total') GROUP BY key ORDER BY key"""
+RATES = """SELECT key, median(value) AS median FROM metrics WHERE value IS NOT NULL AND key IN (
+'trainer/mfu', 'trainer/tflops_per_second', 'trainer/tokens_per_second', 'trainer/idle_share',
+'generator/tokens_per_second', 'generator/idle_share', 'orchestration/share', 'weights/bytes',
+'main/continuous_rollouts/episodes_dropped/total') GROUP BY key ORDER BY key"""
 GOAL = {"held_out_at_least": 0.85, "seconds_to_0.6_at_most": 52.0, "median_step_s_at_most": 0.60, "minutes": 10}
 
 
