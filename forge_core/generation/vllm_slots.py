@@ -1,6 +1,8 @@
 """Slots of an engine that its users do not get: a probe never waits for one of their responses to end.
 
 Invariants:
+- The engine's core process, which makes the scheduler and holds the GPU, does not outlive whoever started it: not even
+  when ``kill -9`` takes all the processes of Forge at once, the guard (``forge_core.processes``) among them.
 - Users' requests run in at most ``max_num_seqs`` slots, as without this; the ``RESERVED`` slots beyond are for requests
   of ``PROBE_PRIORITY`` alone.
 - A scheduler of the user's own (``generator.engine_args.scheduler_cls``) is left as it is; a probe may wait there.
@@ -14,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from forge_core.models.probe import SEQUENCES
+from forge_core.processes.parent import die_with_parent
 
 PROBE_PRIORITY = -(2**31)
 RESERVED = SEQUENCES
@@ -32,6 +35,7 @@ class ProbeSlots:
     """What is added to a scheduler of vLLM (``vllm_schedulers.py``)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        die_with_parent()
         super().__init__(*args, **kwargs)
         # vLLM 0.25 has one limit; newer ones admit by another than the number of slots.
         self._limit = "max_num_active_reqs" if hasattr(self, "max_num_active_reqs") else "max_num_running_reqs"

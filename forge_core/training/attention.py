@@ -42,14 +42,35 @@ def _dense_mask(document_ids_BT: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def block_mask(document_ids_BT: Tensor) -> BlockMask:
-    """The mask for flex attention."""
-    from forge_core.training.attention_kernels import create_compiled_block_mask
+    """The mask for flex attention. Each document must be one stretch of its row.
 
-    rows, length = document_ids_BT.shape
-    blocks_T = torch.arange(length, device=document_ids_BT.device) // _FLEX_BLOCK
-    ids_BT = torch.where(document_ids_BT < 0, -1 - blocks_T, document_ids_BT).int()  # padding: one block's work each
+    Which blocks a block sees follows from where documents start, so nothing of size ``[T, T]`` is computed, and no
+    kernel is compiled for it: torch's own ``create_block_mask`` sorts the blocks of a row, and for 128 of them the
+    kernel that its compiler makes of that sort takes ptxas minutes.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    length = document_ids_BT.shape[1]
+    at_T = torch.arange(length, device=document_ids_BT.device)
+    ids_BT = torch.where(document_ids_BT < 0, -1 - at_T // _FLEX_BLOCK, document_ids_BT)  # padding: a block's work each
+    begins_BT = torch.ones_like(ids_BT, dtype=torch.bool)
+    begins_BT[:, 1:] = ids_BT[:, 1:] != ids_BT[:, :-1]
+    start_BT = torch.where(begins_BT, at_T, 0).cummax(dim=1).values.int()
 
     def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (q >= k) & (ids_BT[b, q] == ids_BT[b, k])
+        return (q >= k) & (k >= start_BT[b, q])
 
-    return create_compiled_block_mask(visible, rows, None, length, length, device=document_ids_BT.device)
+    own_N = torch.arange(-(-length // _FLEX_BLOCK), device=document_ids_BT.device)
+    last_N = ((own_N + 1) * _FLEX_BLOCK - 1).clamp(max=length - 1)
+    first_BN = start_BT[:, own_N * _FLEX_BLOCK] // _FLEX_BLOCK  # the first block that any of a block's positions sees
+    whole_BN = -(-start_BT[:, last_N] // _FLEX_BLOCK)  # the first one that all of them see whole, if it is before it
+    whole_BN = torch.minimum(whole_BN, own_N).int()
+    before_BN = whole_BN - first_BN
+    seen_BNN = first_BN[:, :, None] + own_N
+    partial_BNN = torch.where(own_N < before_BN[:, :, None], seen_BNN, own_N[:, None])
+    full_BNN = (whole_BN[:, :, None] + own_N).clamp(max=len(own_N) - 1)
+    counts = (before_BN + 1, partial_BNN, own_N - whole_BN, full_BNN)
+    partial, indices, full, full_indices = (x[:, None].int().contiguous() for x in counts)
+    return BlockMask.from_kv_blocks(
+        partial, indices, full, full_indices, _FLEX_BLOCK, mask_mod=visible, seq_lengths=(length, length)
+    )

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-create_compiled_block_mask = torch.compile(create_block_mask, dynamic=False)
 _compiled_flex = torch.compile(flex_attention, dynamic=False)
 _GPU_KERNELS = [  # for plain causal attention, fastest first
     SDPBackend.CUDNN_ATTENTION,

@@ -503,8 +503,26 @@ def test_faults_of_one_engine(versions: Versions, tmp_path: Path) -> None:
         assert generator.score(tokens) == pytest.approx(transformers_logprobs(folders(2), tokens), abs=1e-4)
         psutil.wait_procs(family, timeout=10)
         assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        kill_all_but_the_core(generator)
     finally:
         generator.shutdown()
+
+
+def kill_all_but_the_core(generator: VLLMGenerator) -> None:
+    """As ``pkill -9 -f forge`` does: the guard cannot act, and the core, whose title has no such word, is not hit."""
+    (replica,) = generator._pool.live().values()
+    family = engine_processes(replica.group._guard.pid)
+    (core,) = [p for p in family if "EngineCore" in " ".join(p.cmdline()) or "EngineCore" in p.name()]
+    segments = {path for key, path in shared_files().items() if key in mapped([p.pid for p in family])}
+    others = [p for p in family if "forge_core" in " ".join(p.cmdline()) and p != core]
+    assert len(others) == 2
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in others:
+            process.send_signal(number)
+    psutil.wait_procs([core], timeout=10)
+    assert not core.is_running() or core.status() == psutil.STATUS_ZOMBIE
+    for path in segments:  # nobody is left to do it
+        Path(path).unlink(missing_ok=True)
 
 
 def test_two_engines_and_a_killed_owner(tmp_path: Path) -> None:
