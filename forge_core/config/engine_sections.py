@@ -68,6 +68,8 @@ class QuantizeSection(Section):
 class WeightsSection(Section):
     dtype: Dtype | None = Field(None, description="Type of published weights. Left out: training.dtype.")
     keep: int = Field(2, ge=1, description="Newest versions kept besides those that the run still needs.")
-    shard_bytes: int = Field(2_000_000_000, ge=1, description="Largest safetensors file, in bytes.")
+    shard_bytes: int = Field(
+        250_000_000, ge=1, description="Largest safetensors file, in bytes: files are written and checked side by side."
+    )
     prefetch: bool = Field(True, description="Fetch new weights to the host's shared memory while generation goes on.")
     fetchers: Positive = Field(8, description="Parallel range reads that fetch one version of the weights.")

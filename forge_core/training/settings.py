@@ -56,7 +56,7 @@ class TrainerSettings:
     horizon: int = 1
     dtype: Dtype = "float32"
     weights_dtype: Dtype = "float32"
-    shard_bytes: int = 2_000_000_000
+    shard_bytes: int = 250_000_000
     data_parallel: int = 1
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
