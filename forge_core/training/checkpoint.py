@@ -6,6 +6,8 @@ Guarantees:
 - Loading is all or nothing in names and shapes: a checkpoint of another model is an error and changes nothing.
 - Tensors are in torch's distributed checkpoint format over safetensors: every rank writes its part, and a later run may
   load them with other ranks. No file is a pickle (torch's own format has its index in one).
+- Files are written, and later hashed, uploaded and read, side by side, so a rank's share is cut into several; what is
+  in memory of them is ``WRITERS`` files, not the share.
 
 Files: ``shard-<rank>-model-<n>-of-<n>.safetensors`` (tensors), ``trainer.json`` (the rest).
 """
@@ -23,20 +25,36 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from forge_core.training.collectives import gathered
+from forge_core.training.hf_export import WRITERS, plan_shards
 
 STATE = "trainer.json"
+FILE_BYTES = 250_000_000  # about, of one rank's file
 _FORMAT = 2
 
 
-def save_checkpoint(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Write ``tensors`` and ``state`` (JSON-able, else TypeError) to ``folder``, which is made if need be."""
+def save_checkpoint(
+    folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], stages: dist.ProcessGroup | None = None
+) -> None:
+    """Write ``tensors`` and ``state`` (JSON-able, else TypeError) to ``folder``, which is made if need be.
+
+    ``stages``: the group with one rank of each pipeline stage, whose tensors together are those of the checkpoint.
+    """
     text = json.dumps({"format": _FORMAT, **state}, sort_keys=True)
     folder.mkdir(parents=True, exist_ok=True)
-    dcp.save(
-        {**tensors, **_random_state()}, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    )
+    written = {**tensors, **_random_state()}
+    sizes = gathered({name: tensor.numel() * tensor.element_size() for name, tensor in written.items()}, stages)
+    files = _files({name: size for part in sizes for name, size in part.items()})
+    writer = HuggingFaceStorageWriter(str(folder), files, thread_count=WRITERS, save_distributed=True)
+    dcp.save(written, storage_writer=writer)
     if dist.get_rank() == 0:
         (folder / STATE).write_text(text + "\n")
+
+
+def _files(sizes: dict[str, int]) -> dict[str, int] | None:
+    """The number, from 1, of the file that has a rank's part of each tensor; None: one file has all."""
+    shards = plan_shards(sizes, FILE_BYTES * dist.get_world_size())
+    numbers = {name: number for number, names in enumerate(shards, 1) for name in names}
+    return numbers if len(shards) > 1 else None
 
 
 def load_checkpoint(
@@ -57,7 +75,7 @@ def load_checkpoint(
     wanted = {**tensors, **random}
     shapes = gathered({name: tuple(tensor.shape) for name, tensor in wanted.items()}, stages)
     _check_same(folder, stored, {name: shape for part in shapes for name, shape in part.items()})
-    dcp.load(wanted, storage_reader=HuggingFaceStorageReader(str(folder)))
+    dcp.load(wanted, storage_reader=HuggingFaceStorageReader(str(folder), thread_count=WRITERS))
     torch.set_rng_state(random["random.cpu"])
     if "random.cuda" in random:
         torch.cuda.set_rng_state(random["random.cuda"])

@@ -256,7 +256,8 @@ class TitanTrainer:
 
     def save(self, folder: Path, extra: dict[str, Any] | None = None) -> None:
         """Write a checkpoint; ``extra`` is any JSON-able state of the caller. Gradients are not part of it."""
-        save_checkpoint(Path(folder), self._ready()[1].named_state(), {"step": self.step, "extra": extra or {}})
+        state = {"step": self.step, "extra": extra or {}}
+        save_checkpoint(Path(folder), self._ready()[1].named_state(), state, self._mesh.group("pp"))
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Go back to a checkpoint and return its ``extra``. Raises ValueError when it is of another model."""

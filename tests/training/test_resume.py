@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from forge_core.training import checkpoint
 from forge_core.training.packing import pack
 from forge_core.training.settings import TrainerSettings
 from forge_core.training.sft_loss import SFTLoss
@@ -49,6 +50,23 @@ def test_resumed_training_equals_uninterrupted_training_bit_for_bit(tmp_path: Pa
     assert resumed.load(tmp_path) == {"cursor": {"epoch": 1, "index": 7}}
     assert resumed.get_status()["step"] == 3
     assert train(resumed, range(3, 6)) == expected
+    assert resumed.state_digest() == whole.state_digest()
+
+
+def test_a_checkpoint_of_many_files_continues_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 20_000)
+    folder, _ = saved("qwen3-tied")
+    whole = trainer_of(folder)
+    train(whole, range(2))
+    whole.save(tmp_path)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) > 8, "more than are written at a time"
+    assert files[0].name == f"shard-00001-model-00001-of-{len(files):05d}.safetensors"
+    expected = train(whole, range(2, 4))
+
+    resumed = trainer_of(folder)
+    resumed.load(tmp_path)
+    assert train(resumed, range(2, 4)) == expected
     assert resumed.state_digest() == whole.state_digest()
 
 
