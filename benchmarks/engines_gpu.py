@@ -21,6 +21,7 @@ does not stop the next, and the JSON is written after each. The exit status is 1
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -52,20 +53,23 @@ def run_part(name: str, args: argparse.Namespace, folder: Path, out: Path) -> di
     except subprocess.TimeoutExpired:
         status = None
     finally:
+        logs = logs_of_runs(folder)  # they are deleted with the part
         group.kill()
-    seconds = {"seconds": round(time.monotonic() - started, 1)}
-    if status == 0 and answer.exists():
-        return {**json.loads(answer.read_text()), **seconds}
-    ended = "timeout" if status is None else "failed"
-    logs = {
-        str(log.relative_to(folder)): log.read_text(errors="replace").splitlines()[-40:] for log in logs_of_runs(folder)
-    }
-    return {"status": ended, **seconds, "log": group.tail(40).splitlines(), "logs": logs}
+    found = json.loads(answer.read_text()) if answer.exists() else {}
+    found["seconds"] = round(time.monotonic() - started, 1)
+    if status == 0 and found.get("status"):
+        return found
+    ended = {"status": "timeout" if status is None else "failed", "log": group.tail(40).splitlines(), "logs": logs}
+    return {**found, **ended}  # with what was measured before
 
 
-def logs_of_runs(folder: Path) -> list[Path]:
-    """What the part's own runs printed: their folder is deleted after the part."""
-    return sorted(folder.rglob("*.log"))
+def logs_of_runs(folder: Path) -> dict[str, list[str]]:
+    """The end of what the part's own runs printed."""
+    found = {}
+    for log in sorted(folder.rglob("*.log")):
+        with contextlib.suppress(OSError):  # removed meanwhile
+            found[str(log.relative_to(folder))] = log.read_text(errors="replace").splitlines()[-40:]
+    return found
 
 
 def main() -> None:

@@ -28,11 +28,13 @@ class Skipped(Exception):
 
 @dataclass
 class Part:
-    """``wrong``: what does not hold; ``figures``: what was measured on the way."""
+    """``wrong``: what does not hold; ``figures``: what was measured on the way, which is in the file ``answer`` at
+    once, should the part not come to its end."""
 
     device: str
     shape: str
     folder: Path
+    answer: Path
     figures: dict[str, Any] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
@@ -63,6 +65,7 @@ class Part:
         self.figures[name] = round(found, 7)
         if not found <= limit:
             self.wrong.append(f"{name} is {found:.4g}, allowed is {limit:.4g}")
+        self.note()
 
     def holds(self, name: str, found: bool) -> None:
         if not found:
@@ -73,6 +76,10 @@ class Part:
         started = time.monotonic()
         yield
         self.figures.setdefault(f"{name}_s", []).append(round(time.monotonic() - started, 3))
+        self.note()
+
+    def note(self, **status: str) -> None:
+        self.answer.write_text(json.dumps({**status, "wrong": self.wrong, "figures": self.figures}))
 
 
 def run_config(part: Part, **changes: Any) -> Any:
@@ -533,17 +540,16 @@ PARTS = {work.__name__: work for work in (sleep, vllm_tp, ranks, float8, oom, me
 def main() -> None:
     name, device, shape, answer = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
-        part = Part(device, shape, Path(folder))
+        part = Part(device, shape, Path(folder), Path(answer))
         if device == "cuda":
             part.figures["gpu"] = torch.cuda.get_device_name()
+        status = {}
         try:
             PARTS[name](part)
-            status = {"status": "wrong" if part.wrong else "ok"}
         except Skipped as why:
-            status = {"status": "wrong" if part.wrong else "skipped", "why": str(why)}
-        found = {**status, "wrong": part.wrong, "figures": part.figures}
-        Path(answer).write_text(json.dumps(found))
-        print(json.dumps(found, indent=1), flush=True)
+            status = {"status": "skipped", "why": str(why)}
+        part.note(**{"status": "ok", **status, **({"status": "wrong"} if part.wrong else {})})
+        print(Path(answer).read_text(), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ included). On Linux the kernel kills it at once; elsewhere it looks every half s
 
 On SQLite Prefect 3.7 waits, in the thread of its event loop, for a coroutine that takes a lock, whenever an automation
 is written. When a task of that loop holds the lock the server never answers again; ``later`` lets nobody wait.
+At every poll of a worker it also runs two tasks side by side that read before they write, of which SQLite refuses the
+slower one: its traceback fills the log. ``begin`` makes such tasks writers from their beginning, which wait.
 """
 
 from __future__ import annotations
@@ -21,10 +23,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+from docket.dependencies import current_execution
+
 PR_SET_PDEATHSIG = 1
+Begin = Callable[..., AbstractAsyncContextManager[Any]]
 _going_on: set[asyncio.Task[Any]] = set()  # an event loop keeps no task alive
 
 
@@ -51,15 +57,28 @@ def later(coroutine: Coroutine[Any, Any, Any]) -> None:
     task.add_done_callback(_going_on.discard)
 
 
+def begin(original: Begin) -> Begin:
+    """``AioSqliteConfiguration.begin_transaction``, with BEGIN IMMEDIATE for tasks that mark what a poll has seen."""
+
+    def begin_transaction(self: Any, session: Any, with_for_update: bool = False) -> AbstractAsyncContextManager[Any]:
+        task = current_execution.get(None)
+        marks = task is not None and task.function_name.startswith("mark_")
+        return original(self, session, with_for_update or marks)
+
+    return begin_transaction
+
+
 def main(socket_fd: int, parent: int) -> int:
     if parent:
         die_with_parent(parent)
     gc.set_threshold(10_000, 10, 10)  # as forge_core/collector.py does; this file needs nothing but Prefect
     import uvicorn
     from prefect.server.api.server import create_app
+    from prefect.server.database.configurations import AioSqliteConfiguration
     from prefect.server.events.models import automations
 
     automations.run_coro_as_sync = later  # type: ignore[assignment]
+    AioSqliteConfiguration.begin_transaction = begin(AioSqliteConfiguration.begin_transaction)  # type: ignore
     config = uvicorn.Config(create_app(final=True), log_level="warning", access_log=False, lifespan="on")
     server = uvicorn.Server(config)
     server.run(sockets=[socket.socket(fileno=socket_fd)])

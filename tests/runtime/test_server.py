@@ -12,14 +12,19 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from docket.dependencies import current_execution
+from prefect.server.database.configurations import AioSqliteConfiguration
 from prefect.server.events.models import automations
 from prefect.utilities.asyncutils import run_coro_as_sync
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
 from flows.home import ServerError, forge_home
 from flows.server import ServerHandle, ensure_server
-from flows.server_process import later
+from flows.server_process import begin, later
 
 pytestmark = pytest.mark.server
 
@@ -251,3 +256,31 @@ def test_what_prefect_does_after_writing_an_automation_does_not_stop_the_servers
 
     assert asyncio.run(server()) == ["loaded"]
     assert automations.run_coro_as_sync is run_coro_as_sync, "this Prefect waits in another way, if at all"
+
+
+@pytest.mark.parametrize(("name", "ended"), [("mark_deployments_ready", 0), ("another_task", 1)])
+def test_tasks_that_mark_what_a_poll_has_seen_wait_for_each_other(tmp_path: Path, name: str, ended: int) -> None:
+    class AsServed(AioSqliteConfiguration):
+        begin_transaction = begin(AioSqliteConfiguration.begin_transaction)
+
+    async def server() -> list[object]:
+        database = AsServed(connection_url=f"sqlite+aiosqlite:///{tmp_path}/prefect.db", timeout=10.0)
+        engine = await database.engine()
+        async with await database.session(engine) as session, database.begin_transaction(session, True):
+            await session.execute(text("CREATE TABLE seen (polls INTEGER)"))
+            await session.execute(text("INSERT INTO seen VALUES (0)"))
+
+        async def mark() -> None:
+            current_execution.set(SimpleNamespace(function_name=name))
+            async with await database.session(engine) as session, database.begin_transaction(session):
+                await session.execute(text("SELECT polls FROM seen"))
+                await asyncio.sleep(0.2)
+                await session.execute(text("UPDATE seen SET polls = polls + 1"))
+
+        try:
+            return await asyncio.gather(mark(), mark(), return_exceptions=True)
+        finally:
+            await engine.dispose()
+
+    failed = [result for result in asyncio.run(server()) if isinstance(result, OperationalError)]
+    assert len(failed) == ended, "Prefect's own transactions fail where one has written after another has read"
