@@ -73,6 +73,8 @@ class Bench:
         self.reached(max(before, self.operator.committed(RUN)) + 1)
         recovery = time.monotonic() - at
         check_same_run(self.finished(flow_run), self.whole, STEPS)
+        crashes = self.operator.history(flow_run).count("Crashed")
+        assert crashes == (kind != "worker"), self.operator.states(flow_run)
         return Kill(kind, before, at - committed_at, recovery)
 
     def reached(self, steps: int) -> None:

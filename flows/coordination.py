@@ -17,6 +17,7 @@ from flows.alarming import Alarming
 from flows.artifacts import DRAWING_S, LAST_S, SENDING_S, RunArtifacts
 from flows.crew import CrewLost
 from flows.flow_runs import PREEMPTED
+from flows.output import outlive_readers
 from flows.restarting import flow_run_id, started_before, with_run_id
 from flows.stopping import SIGTERM, StopWatcher
 from forge_core.config import ConfigError, RunConfig, load_config, store_uri, validate_for_training
@@ -37,6 +38,7 @@ class Coordination:
     """Context manager around a coordinator's work; ``outcome`` is the flow's final state."""
 
     def __init__(self, config: RunConfig | str | None, overrides: dict[str, Any], resume: str | None) -> None:
+        outlive_readers()
         self.store, record = _stored(resume, overrides) if resume else _created(config, overrides)
         self.stop = StopToken()
         self.run_id, self.steps = record.run_id, record.config.steps

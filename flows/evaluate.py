@@ -13,6 +13,7 @@ from prefect import flow, runtime
 from prefect.states import Cancelled, Completed
 
 from flows.announcing import announce, show
+from flows.output import outlive_readers
 from flows.parameters import ConfigParameter
 from flows.stoppable import stoppable
 from forge_core.evaluation.asking import Question, asked
@@ -37,6 +38,7 @@ def evaluate(
 
     ``config``: whose prompts, rewards and ``eval`` settings; left out: those of the model's run.
     """
+    outlive_readers()
     question = asked(model, config, overrides or {}, store, against)
     try:
         with stoppable(question.store, question.run_id, runtime.flow_run.id) as stop:

@@ -12,6 +12,7 @@ from typing import Any
 from prefect import flow, runtime
 from prefect.states import Completed
 
+from flows.output import outlive_readers
 from flows.parameters import RetrainParameter
 from flows.restarting import is_deployed, stopped_state
 from flows.retraining import (
@@ -44,6 +45,7 @@ def retrain(
     ``config``: a YAML file or the values. ``overrides``: dotted keys of it, or of the run. ``retrain_id``: goes on with
     this retraining; left out: the one that these data, model and settings mean. ``force``: also without new data.
     """
+    outlive_readers()
     settings, run = load_retrain_config(config, overrides or {})
     store = store_of(run)
     work = begin(store, settings, run, retrain_id, force, supervised_run(settings))

@@ -22,6 +22,7 @@ from prefect.states import Completed, Failed, State
 
 from flows.alarming import Alarming
 from flows.flow_runs import REFUSED, SUPERSEDED
+from flows.output import outlive_readers
 from flows.restarting import stopped_state
 from flows.stopping import StopWatcher
 from flows.window import raise_if_failed
@@ -62,6 +63,7 @@ class RoleSession:
     called in the store, unique in the run; left out, one is made."""
 
     def __init__(self, role: str, run_id: str, store: str, name: str | None = None) -> None:
+        outlive_readers()
         self.role, self.name = role, name or f"{role}-{uuid.uuid4().hex[:8]}"
         self.outcome: State[Any] | None = None
         self.stop = StopToken()

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from flows.alarming import Alarming
 from flows.artifacts import DRAWING_S, LAST_S, SENDING_S, RunArtifacts
+from flows.output import outlive_readers
 from flows.restarting import flow_run_id, is_deployed, started_before, stopped_state, with_run_id
 from flows.stopping import StopWatcher
 from flows.window import Window
@@ -136,6 +137,7 @@ class Session:
     figures: Callable[..., list[Drawing]] | None = staticmethod(curves_of)  # the first is a file in the end
 
     def __init__(self, store: Store, record: RunRecord) -> None:
+        outlive_readers()
         self.run = RunRef(record.run_id, store.uri)
         self.config = record.config
         self.stop = StopToken()

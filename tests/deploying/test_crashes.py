@@ -54,4 +54,5 @@ def test_a_flow_whose_worker_was_killed_finishes_and_is_not_trained_twice(operat
     operator.start_worker("trainer")
     until(operator, flow_run, 60)
     operator.wait("the end", lambda: operator.ended(flow_run), limit_s=180)
+    assert operator.history(flow_run) == ["Scheduled", "Running", "Completed"]
     assert operator.flow_run(flow_run)["state"]["message"] == "60 training steps committed"
