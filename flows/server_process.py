@@ -3,8 +3,9 @@
 Started by ``flows/server.py`` with the listening socket and the whole configuration (``PREFECT_*`` variables) already
 in place. uvicorn runs Prefect's application in this very process, so there is no grandchild that could outlive it.
 
-Guarantee: with PARENT_PID other than 0 this process ends with its parent, however the parent ends (``kill -9``
-included). On Linux the kernel kills it at once; elsewhere it looks every half second whether it was orphaned.
+Guarantees: on SIGTERM it ends within END_S seconds, whatever its requests wait for. With PARENT_PID other than 0 this
+process ends with its parent, however the parent ends (``kill -9`` included). On Linux the kernel kills it at once;
+elsewhere it looks every half second whether it was orphaned.
 
 On SQLite Prefect 3.7 waits, in the thread of its event loop, for a coroutine that takes a lock, whenever an automation
 is written. When a task of that loop holds the lock the server never answers again; ``later`` lets nobody wait.
@@ -30,6 +31,7 @@ from typing import Any
 from docket.dependencies import current_execution
 
 PR_SET_PDEATHSIG = 1
+END_S = 10.0
 Begin = Callable[..., AbstractAsyncContextManager[Any]]
 _going_on: set[asyncio.Task[Any]] = set()  # an event loop keeps no task alive
 
@@ -48,6 +50,14 @@ def _watch_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
+
+
+def _end_in_time(server: Any) -> None:
+    """Ask no longer than END_S seconds: what waits for a locked database would keep the server alive for minutes."""
+    while not server.should_exit:
+        time.sleep(0.2)
+    time.sleep(END_S)
+    os._exit(128 + signal.SIGTERM)
 
 
 def later(coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -81,6 +91,7 @@ def main(socket_fd: int, parent: int) -> int:
     AioSqliteConfiguration.begin_transaction = begin(AioSqliteConfiguration.begin_transaction)  # type: ignore
     config = uvicorn.Config(create_app(final=True), log_level="warning", access_log=False, lifespan="on")
     server = uvicorn.Server(config)
+    threading.Thread(target=_end_in_time, args=(server,), daemon=True).start()
     server.run(sockets=[socket.socket(fileno=socket_fd)])
     return 0 if server.started else 3
 

@@ -114,7 +114,11 @@ def _served(
         yield OperatedServer(url, url.removesuffix("/api"), home, {**clean, **client})
     finally:
         process.terminate()
-        process.wait(30)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise AssertionError(f"{command} did not end:\n{(home / 'output.log').read_text()[-5000:]}") from None
 
 
 def _answering(home: Path, address: Callable[[], str | None], process: subprocess.Popen[bytes]) -> str:

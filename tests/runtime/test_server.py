@@ -11,9 +11,11 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from docket.dependencies import current_execution
 from prefect.server.database.configurations import AioSqliteConfiguration
@@ -24,7 +26,8 @@ from sqlalchemy.exc import OperationalError
 
 from flows.home import ServerError, forge_home
 from flows.server import ServerHandle, ensure_server
-from flows.server_process import begin, later
+from flows.server_process import END_S, begin, later
+from tests.fixtures_prefect import forge_server
 
 pytestmark = pytest.mark.server
 
@@ -256,6 +259,20 @@ def test_what_prefect_does_after_writing_an_automation_does_not_stop_the_servers
 
     assert asyncio.run(server()) == ["loaded"]
     assert automations.run_coro_as_sync is run_coro_as_sync, "this Prefect waits in another way, if at all"
+
+
+def test_a_server_whose_database_is_locked_ends_in_time(tmp_path: Path) -> None:
+    """Prefect waits a minute for the lock. (20 s)"""
+    with forge_server(tmp_path) as server, closing(sqlite3.connect(tmp_path / "prefect.db")) as database:
+        database.isolation_level = None
+        database.execute("BEGIN IMMEDIATE")
+        body, content = json.dumps({"name": "waits"}).encode(), {"content-type": "application/json"}
+        request = urllib.request.Request(f"{server.url}/flows/", body, content)
+        with pytest.raises(TimeoutError):
+            urllib.request.urlopen(request, timeout=2)
+        process = psutil.Process(json.loads((tmp_path / "server.json").read_text())["pid"])
+        process.terminate()
+        assert process.wait(END_S + 5) is not None
 
 
 @pytest.mark.parametrize(("name", "ended"), [("mark_deployments_ready", 0), ("another_task", 1)])
