@@ -8,7 +8,7 @@ import pytest
 from flows.restarting import CRASHES
 from tests.deploying.conftest import RESTARTED, Operator
 
-pytestmark = [pytest.mark.soak, pytest.mark.server, pytest.mark.engine]
+pytestmark = [pytest.mark.server, pytest.mark.engine]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,6 +25,7 @@ def until(operator: Operator, flow_run: str, steps: int) -> None:
     operator.wait(f"{steps} steps", lambda: operator.committed(operator.flow_run(flow_run)["name"]) >= steps)
 
 
+@pytest.mark.soak
 def test_a_killed_flow_starts_again_and_finishes(operator: Operator, worker: psutil.Process):
     flow_run = operator.run("grpo/quickstart", steps=40, **{"checkpoint.interval": 4})
     until(operator, flow_run, 10)
@@ -34,6 +35,7 @@ def test_a_killed_flow_starts_again_and_finishes(operator: Operator, worker: psu
     assert operator.flow_run(flow_run)["state"]["message"] == "40 training steps committed"
 
 
+@pytest.mark.soak
 def test_a_flow_that_is_killed_at_every_start_fails_at_last(operator: Operator, worker: psutil.Process):
     flow_run = operator.run("grpo/quickstart", steps=4000, **{"warm_start.steps": 4000})
     for start in range(1, CRASHES + 2):
