@@ -13,6 +13,8 @@ from forge_core.store import open_store
 from tests.docs.documents import ROOT, blocks, commands, table_rows
 from tests.query.example import example_run
 
+pytestmark = pytest.mark.server  # many processes
+
 
 def test_every_command_of_the_document_works_as_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -19,6 +19,8 @@ from forge_core.config.reward_sections import RewardFunction
 from forge_core.rewards import RewardActor, RewardError, RewardItem
 from forge_core.stop import Stopped, StopToken
 
+pytestmark = pytest.mark.server  # many processes
+
 SOURCE = """
 import os, subprocess, sys, time
 

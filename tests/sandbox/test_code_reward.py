@@ -15,6 +15,8 @@ from forge_core.rewards.identity import check_rewards
 from forge_core.sandbox import SandboxedPythonCoder
 from forge_core.sandbox.asking import CallFailed, call, judge
 
+pytestmark = pytest.mark.server  # many processes
+
 
 @pytest.fixture(scope="module")
 def reward() -> CodeReward:

@@ -19,6 +19,8 @@ from forge_core.sandbox import Limits, SandboxedPythonCoder, SandboxError, secco
 from forge_core.sandbox.bubblewrap import UNPRIVILEGED
 from forge_core.sandbox.process import watch
 
+pytestmark = pytest.mark.server  # many processes
+
 ROOT = Path(__file__).resolve().parents[2]
 SET_UP = "from forge_core.sandbox import SandboxedPythonCoder; coder = SandboxedPythonCoder(); coder.setup(); "
 

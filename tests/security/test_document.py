@@ -19,6 +19,8 @@ from tests.cli.conftest import FORGE
 from tests.docs.documents import ROOT, Block, blocks, commands
 from tests.store.entries import entry, init_entry
 
+pytestmark = pytest.mark.server  # many processes
+
 BLOCKS = blocks(ROOT / "docs" / "security.md")
 SOURCE = "def grade(prompt, completion, metadata):\n    return 1.0\n"
 

@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.documents import ROOT, blocks
+
+pytestmark = pytest.mark.server  # many processes
 
 
 def test_its_program_runs(tmp_path: Path) -> None:
