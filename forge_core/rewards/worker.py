@@ -2,7 +2,8 @@
 
 Guarantees:
 - It ends with its parent, also while a grade hangs (on Linux), and with its parent's end of the pipe elsewhere.
-- What a reward prints goes to standard error; a reward that reads standard input finds it empty.
+- What a reward prints goes to standard error, and nowhere once nobody reads that: no grade fails by it. A reward that
+  reads standard input finds it empty.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from forge_core.observability.metrics import Outbox
+from forge_core.processes.output import outlive_readers
 from forge_core.rewards import wire
 from forge_core.rewards.grading import Spec, grade_item
 from forge_core.rewards.resolve import RewardError, build
@@ -23,6 +25,7 @@ from forge_core.rewards.resolve import RewardError, build
 def main() -> None:
     """Serve the parent until it closes the pipe."""
     requests, replies = _take_pipes()
+    outlive_readers()
     outbox = Outbox()
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has gone: nobody is left to tell
         specs: list[Spec]

@@ -139,6 +139,21 @@ def test_printing_and_reading_do_not_disturb_the_messages(make, capfd: pytest.Ca
     assert "not part of the protocol" in capfd.readouterr().err
 
 
+def test_printing_fails_no_grade_when_nobody_reads_it(make):
+    """As after the death of the worker that reads what the run and its grading processes print."""
+    kept, (reader, writer) = os.dup(2), os.pipe()
+    os.close(reader)
+    os.dup2(writer, 2)
+    try:
+        graded = make("grade").grade_many(items("print", "print", 5))
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(writer)
+    assert [g.reward for g in graded] == [None, None, 5.0]
+    assert all("could not convert string to float: 'print'" in str(g.error) for g in graded[:2])
+
+
 def test_several_processes_keep_the_order_and_share_the_work(make):
     actor = make("grade", workers=3)
     assert [g.reward for g in actor.grade_many(items(*range(200)))] == [float(i) for i in range(200)]
