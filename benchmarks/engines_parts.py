@@ -70,6 +70,7 @@ class Part:
     def holds(self, name: str, found: bool) -> None:
         if not found:
             self.wrong.append(name)
+            self.note()
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -543,12 +544,14 @@ def main() -> None:
         part = Part(device, shape, Path(folder), Path(answer))
         if device == "cuda":
             part.figures["gpu"] = torch.cuda.get_device_name()
-        status = {}
+        status = {"status": "ok"}
         try:
             PARTS[name](part)
         except Skipped as why:
             status = {"status": "skipped", "why": str(why)}
-        part.note(**{"status": "ok", **status, **({"status": "wrong"} if part.wrong else {})})
+        if part.wrong:
+            status["status"] = "wrong"
+        part.note(**status)
         print(Path(answer).read_text(), flush=True)
 
 

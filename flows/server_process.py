@@ -28,8 +28,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from docket.dependencies import current_execution
-
 PR_SET_PDEATHSIG = 1
 END_S = 10.0
 Begin = Callable[..., AbstractAsyncContextManager[Any]]
@@ -69,6 +67,7 @@ def later(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 def begin(original: Begin) -> Begin:
     """``AioSqliteConfiguration.begin_transaction``, with BEGIN IMMEDIATE for tasks that mark what a poll has seen."""
+    from docket.dependencies import current_execution
 
     def begin_transaction(self: Any, session: Any, with_for_update: bool = False) -> AbstractAsyncContextManager[Any]:
         task = current_execution.get(None)

@@ -2,7 +2,8 @@
 
 Invariants:
 - The engine's core process, which makes the scheduler and holds the GPU, does not outlive whoever started it: not even
-  when ``kill -9`` takes all the processes of Forge at once, the guard (``forge_core.processes``) among them.
+  when ``kill -9`` takes all the processes of Forge at once, the guard (``forge_core.processes``) among them. (With a
+  scheduler of the user's own the guard alone sees to it.)
 - Users' requests run in at most ``max_num_seqs`` slots, as without this; the ``RESERVED`` slots beyond are for requests
   of ``PROBE_PRIORITY`` alone.
 - A scheduler of the user's own (``generator.engine_args.scheduler_cls``) is left as it is; a probe may wait there.

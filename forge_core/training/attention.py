@@ -64,7 +64,7 @@ def block_mask(document_ids_BT: Tensor) -> BlockMask:
     last_N = ((own_N + 1) * _FLEX_BLOCK - 1).clamp(max=length - 1)
     first_BN = start_BT[:, own_N * _FLEX_BLOCK] // _FLEX_BLOCK  # the first block that any of a block's positions sees
     whole_BN = -(-start_BT[:, last_N] // _FLEX_BLOCK)  # the first one that all of them see whole, if it is before it
-    whole_BN = torch.minimum(whole_BN, own_N).int()
+    whole_BN = torch.minimum(whole_BN, own_N)
     before_BN = whole_BN - first_BN
     seen_BNN = first_BN[:, :, None] + own_N
     partial_BNN = torch.where(own_N < before_BN[:, :, None], seen_BNN, own_N[:, None])

@@ -20,3 +20,13 @@ def test_kills(name: str) -> None:
     for kind, figures in result(name)["by_kind"].items():
         seconds = [f"{figures[key]['median']} s ({figures[key]['max']} s)" for key in ("lost_s", "recovery_s")]
         assert f"| {kind} | {figures['kills']} | {seconds[0]} | {seconds[1]} |" in lines
+
+
+def test_speed_of_supervised_steps() -> None:
+    measured, lines = result("sft_gpu"), (ROOT / "docs" / "sft.md").read_text().splitlines()
+    assert measured["problems"] == []
+    for length in (8192, 16384):
+        of = {row["setting"]: row for row in measured["rows"] if row["seq_len"] == length}
+        rates = [f"{round(of[setting]['tokens_per_second'], -2):,.0f}" for setting in ("eager", "compile")]
+        memory = [f"{of[setting]['peak_memory_gib']:.0f}" for setting in ("eager", "compile")]
+        assert f"| {length:,} | {rates[0]} | {rates[1]} | {memory[0]} and {memory[1]} GiB |" in lines

@@ -471,6 +471,11 @@ def engine_processes(pid: int) -> list[psutil.Process]:
     return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
 
 
+def core_of(family: list[psutil.Process]) -> psutil.Process:
+    (core,) = [p for p in family if "EngineCore" in " ".join(p.cmdline()) or "EngineCore" in p.name()]
+    return core
+
+
 def test_faults_of_one_engine(versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed probe, then a core that dies in a swap: the engine comes back on the version due. 20 s a start."""
     folders = Versions(tmp_path / "own")
@@ -494,7 +499,7 @@ def test_faults_of_one_engine(versions: Versions, tmp_path: Path, monkeypatch: p
         running_tokens(generator)
         (replica,) = generator._pool.live().values()
         family = engine_processes(replica.group.pid)
-        core = next(p for p in family if "EngineCore" in " ".join(p.cmdline()) or "EngineCore" in p.name())
+        core = core_of(family)
         core.suspend()
         threading.Timer(2.0, core.kill).start()
         generator.update_weights(2)  # a call that waits for an engine ends with it; the next one has the new weights
@@ -514,7 +519,7 @@ def test_faults_of_one_engine(versions: Versions, tmp_path: Path, monkeypatch: p
 def kill_all_but_the_core(guard: int) -> None:
     """As ``pkill -9 -f forge`` does: the guard cannot act, and the core, whose title has no such word, is not hit."""
     family = engine_processes(guard)
-    (core,) = [p for p in family if "EngineCore" in " ".join(p.cmdline()) or "EngineCore" in p.name()]
+    core = core_of(family)
     memory = mapped([process.pid for process in family])
     segments = [path for key, path in shared_files().items() if key in memory]
     others = [p for p in family if "forge_core" in " ".join(p.cmdline()) and p != core]
