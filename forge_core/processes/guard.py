@@ -5,10 +5,11 @@
 LIFE_FD is the read end of a pipe whose write end only the owner holds: end of file means that the owner has closed it
 or has died, whatever killed it. REPORT_FD receives the pid of the command. Descendants in other sessions or process
 groups are found too: this process is their subreaper. Shared memory that they had mapped, and that no living process
-maps, is removed after them, and so is the folder of their temporary files: killed processes cannot do it. What torch
-compiles stays, for the next start. Standard library only, and nothing of Forge, so that it
-starts in milliseconds and cannot break with it. Linux; elsewhere descendants that leave the process group are not
-found.
+maps, is removed after them, and so is the folder of their temporary files: killed processes cannot do it. Of a command
+that was dead before its maps were read, Python's tracker knows the names; it is killed with the others otherwise, since
+it removes what outsiders made too. What torch compiles stays, for the next start. Standard library only, and nothing of
+Forge, so that it starts in milliseconds and cannot break with it. Linux; elsewhere descendants that leave the process
+group are not found.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ TEMPORARY = (
     "torch_",
 )  # of Python, vLLM's queues, semaphores, NCCL and torch: made to be shared
 LOOK_S = 5.0  # between two looks at what is mapped: whoever is killed alone takes its maps along
+TRACKERS_S = 2.0  # in which a tracker has removed what its dead had named: milliseconds
 
 
 def prctl(option: int, value: int) -> None:
@@ -87,18 +89,30 @@ def remove_unmapped(memory: set[tuple[str, int]]) -> None:
             os.unlink(files[key])
 
 
-def kill_descendants(own: int) -> None:
-    """Stop first, so that nothing starts a process while it is being ended; then kill, and reap what comes back."""
-    deadline = time.monotonic() + 10.0
+def is_tracker(pid: int) -> bool:
+    """Whether it is the process that removes what a Python process named, once that one has died."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return b"multiprocessing.resource_tracker" in file.read()
+    return False
+
+
+def kill_descendants(own: int, trackers_s: float) -> dict[int, int]:
+    """Stop first, so that nothing starts a process while it is being ended; then kill, and reap what comes back: pid to
+    exit status, negative for a signal. Python's trackers may end by themselves for ``trackers_s`` seconds."""
+    statuses: dict[int, int] = {}
+    now = time.monotonic()
+    spare, deadline = now + trackers_s, now + 10.0
     while (tree := descendants(own)) and time.monotonic() < deadline:
+        ending = [pid for pid in tree if time.monotonic() > spare or not is_tracker(pid)]
         for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in tree:
+            for pid in ending:
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
         with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+            while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+                statuses[reaped[0]] = os.waitstatus_to_exitcode(reaped[1])
         time.sleep(0.02)
+    return statuses
 
 
 def main() -> int:
@@ -124,10 +138,11 @@ def main() -> int:
         if time.monotonic() > looked + LOOK_S:
             shared, looked = shared | mapped(descendants(own)), time.monotonic()
     shared |= mapped(descendants(own))
-    kill_descendants(own)
-    remove_unmapped(shared)
     status = child.poll()
-    return 128 + signal.SIGKILL if status is None else status if status >= 0 else 128 - status
+    statuses = kill_descendants(own, 0.0 if status is None else TRACKERS_S)
+    remove_unmapped(shared)
+    status = statuses.get(child.pid, -signal.SIGKILL) if status is None else status
+    return status if status >= 0 else 128 - status
 
 
 if __name__ == "__main__":

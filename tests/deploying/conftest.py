@@ -49,11 +49,18 @@ class Operator:
         return {name: what for what, name in lines if what in ("created", "changed", "left")}
 
     def start_worker(self, pool: str) -> psutil.Process:
-        log = (self.folder / f"worker-{len(self.workers)}.log").open("wb")
+        log = (self.folder / f"worker-{len(list(self.folder.glob('worker-*.log')))}.log").open("wb")
         environment = {**self.server.environment, "PREFECT_WORKER_QUERY_SECONDS": "4"}
         command = [str(BIN / "prefect"), "worker", "start", "--pool", pool]
         self.workers.append(subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log))
         return psutil.Process(self.workers[-1].pid)
+
+    def end_workers(self) -> None:
+        """End every worker and what it runs."""
+        kill_all([psutil.Process(worker.pid) for worker in self.workers if worker.poll() is None])
+        for worker in self.workers:
+            worker.wait(30)
+        self.workers.clear()
 
     def run(self, deployment: str, **overrides: Any) -> str:
         """``prefect deployment run`` with overrides of the configuration; id of the flow run."""
@@ -106,9 +113,7 @@ def operator(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with forge_server(folder, PREFECT_SERVER_DATABASE_CONNECTION_URL=database) as server:
         operator = Operator(server, open_store(str(folder / "store")), folder)
         yield operator
-        kill_all([psutil.Process(w.pid) for w in operator.workers if w.poll() is None])
-        for worker in operator.workers:
-            worker.wait(30)
+        operator.end_workers()
 
 
 @pytest.fixture(scope="package")
@@ -129,10 +134,9 @@ def quickstart(operator: Operator, deployed: dict[str, str]) -> str:
 @pytest.fixture(scope="package")
 def killed(operator: Operator, quickstart: str) -> str:
     """Id of a flow run that was killed in the middle, together with its worker; another worker waits for work."""
-    worker = psutil.Process(operator.workers[0].pid)
     flow_run = operator.run("grpo/quickstart", steps=KILLED_STEPS, **{"checkpoint.interval": 2})
     operator.wait("a run to kill", lambda: operator.committed(operator.flow_run(flow_run)["name"]) >= 3)
-    kill_all([worker])
+    operator.end_workers()
     assert operator.committed(operator.flow_run(flow_run)["name"]) < KILLED_STEPS
     operator.start_worker("trainer")
     return flow_run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import psutil
 import pytest
 
@@ -12,9 +14,10 @@ pytestmark = [pytest.mark.server, pytest.mark.engine]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def worker(operator: Operator) -> psutil.Process:
-    operator.deploy("--store", operator.store.uri)
-    return operator.start_worker("trainer")
+def worker(operator: Operator, deployed: dict[str, str]) -> Iterator[psutil.Process]:
+    """A worker; none is left to take the runs of other tests."""
+    yield operator.start_worker("trainer")
+    operator.end_workers()
 
 
 def flow_process(worker: psutil.Process) -> psutil.Process:

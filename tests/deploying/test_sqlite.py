@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from forge_core.store import Ledger, open_store
-from tests.deploying.conftest import Operator, kill_all
+from tests.deploying.conftest import Operator
 from tests.fixtures_prefect import OperatedServer, forge_server
 
 pytestmark = [pytest.mark.server, pytest.mark.engine]
@@ -48,9 +48,9 @@ def operator(server: OperatedServer, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("sqlite-operator")
     operator = Operator(server, open_store(str(folder / "store")), folder)
     assert set(operator.deploy("--store", operator.store.uri).values()) == {"created"}
-    worker = operator.start_worker("trainer")
+    operator.start_worker("trainer")
     yield operator
-    kill_all([psutil.Process(worker.pid)])
+    operator.end_workers()
 
 
 def test_a_deployed_run_is_recorded_in_the_forge_home(server: OperatedServer, operator: Operator):

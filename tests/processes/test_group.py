@@ -65,6 +65,7 @@ def test_kill_ends_grandchildren_in_other_sessions(tmp_path: Path) -> None:
     group.kill()
     assert_gone(family)
     assert not group.alive()
+    assert group.poll() == 128 + signal.SIGKILL
     group.kill()
 
 
@@ -151,6 +152,40 @@ time.sleep(600)
         owner.kill()
         outside.close()
         outside.unlink()
+
+
+# Names a semaphore and ends at once, before anyone has looked at what it had mapped; its tracker is slow.
+BRIEF = """
+import multiprocessing as mp, os, signal, sys
+from multiprocessing import resource_tracker
+
+lock = mp.get_context("spawn").Lock()
+os.kill(resource_tracker._resource_tracker._pid, signal.SIGSTOP)
+with open(sys.argv[1] + ".tmp", "w") as file:
+    file.write(f"{resource_tracker._resource_tracker._pid} sem.{lock._semlock.name[1:]}")
+os.rename(sys.argv[1] + ".tmp", sys.argv[1])
+os._exit(0)
+"""
+
+
+def test_what_was_dead_before_anyone_looked_leaves_no_shared_memory(tmp_path: Path) -> None:
+    group = ChildGroup("brief", [sys.executable, "-c", BRIEF, str(tmp_path / "pids")], log=tmp_path / "log")
+    tracker, semaphore = words_of(tmp_path)
+    time.sleep(0.5)
+    os.kill(int(tracker), signal.SIGCONT)
+    assert group.wait(10) == 0
+    assert not Path("/dev/shm", semaphore).exists()
+    assert_gone([int(tracker)])
+    group.kill()
+
+
+def test_a_tracker_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    group = ChildGroup("brief", [sys.executable, "-c", BRIEF, str(tmp_path / "pids")], log=tmp_path / "log")
+    tracker, semaphore = words_of(tmp_path)
+    assert group.wait(10) == 0
+    assert_gone([int(tracker)])
+    group.kill()
+    Path("/dev/shm", semaphore).unlink()
 
 
 def test_exit_status_log_and_environment(tmp_path: Path) -> None:
