@@ -1,11 +1,11 @@
 """Does GRPO really teach a real model, and how fast? SmolLM2-135M-Instruct learns to add two numbers on one card.
 
-    python -m benchmarks.smollm2_gpu [--seeds 0 1 2] [OVERRIDE ...]
+    python -m benchmarks.smollm2_gpu [OVERRIDE ...] [--seeds 0 1 2] [--minutes 10]
 
-Runs ``configs/smollm2_gpu.yaml`` through ``forge train`` once a seed and records, from the ledger, the reward of each
-batch against the seconds since the first step began, the step times, and the reward on held-out problems. Compare: TRL
-1.16 with colocated vLLM 0.25.1 on an H200 with the same batch (32 prompts x 8 samples, at most 64 new tokens): 0.60 s a
-step (median), mean reward of a batch 0.56 after 50 s, 0.75 after 66 s, 0.79 at best.
+Runs ``configs/smollm2_gpu.yaml`` through ``forge train`` once a seed, ``--minutes`` long at most, and records, from the
+ledger, the reward of each batch against the seconds since the first step began, the step times, and the reward on
+held-out problems. Compare: TRL 1.16 with colocated vLLM 0.25.1 on an H200 with the same batch (32 prompts x 8 samples,
+at most 64 new tokens): 0.60 s a step (median), mean reward of a batch 0.56 after 50 s, 0.75 after 66 s, 0.79 at best.
 """
 
 from __future__ import annotations
@@ -38,14 +38,23 @@ def smoothed(values: list[float], width: int = 5) -> list[float]:
     return [fmean(values[max(0, i - width + 1) : i + 1]) for i in range(len(values))]
 
 
-def run_seed(folder: Path, seed: int, overrides: list[str], gpu: str | None) -> dict[str, Any]:
+def ended_within(minutes: float, run: subprocess.Popen[bytes]) -> int:
+    """Exit status of the run, which is preempted after that time: what it has committed counts."""
+    try:
+        return run.wait(60 * minutes)
+    except subprocess.TimeoutExpired:
+        run.terminate()
+        return run.wait()
+
+
+def run_seed(folder: Path, seed: int, overrides: list[str], gpu: str | None, minutes: float) -> dict[str, Any]:
     name, started = f"smollm2-{seed}", time.monotonic()
     env = {**os.environ, "FORGE_HOME": str(folder / f"home-{seed}"), "FORGE_STORE": str(folder / f"store-{seed}")}
     if gpu is not None:
         env["CUDA_VISIBLE_DEVICES"] = gpu
     command = [*FORGE, "train", str(CONFIG), f"run.seed={seed}", f"run.id={name}", f"model={folder}/model", *overrides]
     with (folder / f"{name}.log").open("w") as log:
-        status = subprocess.run(command, cwd=folder, stdout=log, stderr=log, env=env).returncode
+        status = ended_within(minutes, subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=env))
     seconds = time.monotonic() - started
     shown = subprocess.run([*FORGE, "ledger", name, "--json"], cwd=folder, env=env, capture_output=True, text=True)
     entries = [json.loads(line) for line in shown.stdout.splitlines()]
@@ -104,6 +113,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm/smollm2"))
     parser.add_argument("--gpus", nargs="*", default=[], help="run seeds side by side, one on each of these GPUs")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of one run, its start included")
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -116,7 +126,7 @@ def main() -> None:
     with ThreadPoolExecutor(len(gpus)) as pool:
         for first in range(0, len(args.seeds), len(gpus)):
             pairs = zip(args.seeds[first : first + len(gpus)], gpus, strict=False)
-            jobs = [pool.submit(run_seed, args.folder, seed, args.overrides, gpu) for seed, gpu in pairs]
+            jobs = [pool.submit(run_seed, args.folder, seed, args.overrides, gpu, args.minutes) for seed, gpu in pairs]
             runs += [job.result() for job in jobs]
             write("smollm2_gpu", {**result, "seeds": runs})
             if all("steps" not in run for run in runs):
