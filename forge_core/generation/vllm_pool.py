@@ -2,10 +2,11 @@
 
 Invariants:
 - ``version`` is served by every engine, or an update to a newer one has failed in part: then some are ahead of it, and
-  none is behind.
-- An engine that could not take new weights, or died, is started again on ``version``; one that dies more than
-  ``MAX_RESTARTS`` times without having finished a request breaks the pool.
+  none is behind. It moves when an engine has taken the new weights, and computes with them what the trainer published.
+- An engine that could not take new weights, or died, is started again on ``version``; one that dies, or cannot be
+  started, more than ``MAX_RESTARTS`` times without having finished a request breaks the pool.
 - Between ``sleep`` and ``wake`` no engine has or takes memory of its GPU; one that dies is started again after it.
+- Others go on, also to new weights, while an engine is being started; ``close`` ends that start.
 - State is read and changed under ``changed``, which the owner shares; ``on_lost(index)`` is called under it when an
   engine is gone, and ``on_ready()`` when one has come back.
 """
@@ -26,11 +27,12 @@ from forge_core.generation.vllm_replica import Replica, ReplicaDied
 from forge_core.generation.vllm_settings import VLLMSettings
 from forge_core.models import probe
 from forge_core.models.errors import WeightsError
-from forge_core.stop import StopToken
+from forge_core.stop import Stopped, StopToken
 from forge_core.temporary import temporary_folder
 
 log = logging.getLogger("forge")
 MAX_RESTARTS = 3
+RETRY_S = 2.0  # after a start that failed
 
 
 class EnginePool:
@@ -53,23 +55,31 @@ class EnginePool:
         self.last_update: dict[str, float] = {}  # seconds of each phase of the newest update, in the slowest engine
         self.broken: BaseException | None = None
         self.closed = self.asleep = False
-        self._logs, self._changed, self._stop = logs, changed, stop
+        self._logs, self._changed, self._stop = logs, changed, stop or StopToken()
+        self._ending = StopToken()  # of starts
         self._on_done, self._on_lost, self._on_ready = on_done, on_lost, on_ready
-        self._updating = threading.Lock()
+        self._updating = threading.Lock()  # an update sees an engine, or that one finds what came of the update
+        self._waking = threading.Lock()  # held before ``_updating``: nothing starts between ``sleep`` and ``wake``
         self._restarts = [0] * len(settings.gpus)
         self._replicas: list[Replica | None] = [None] * len(settings.gpus)
         self._signature = engine_weights.signature(weights(version))
 
     def start(self) -> None:
-        """Start all engines, side by side. Raises ReplicaDied; ``close`` then ends those that did start."""
+        """Start all engines, side by side. Raises ReplicaDied for the first that cannot start: the others are not
+        waited for, and ``close`` ends those that did start."""
 
         def start(index: int) -> None:
-            self._replicas[index] = self._started(index)
+            try:
+                self._replicas[index] = self._started(index)
+            except BaseException:
+                self._ending.set("another engine cannot start")
+                raise
 
         with ThreadPoolExecutor(len(self._replicas)) as pool:
             starts = [pool.submit(start, index) for index in range(len(self._replicas))]
-        for started in starts:
-            started.result()
+        errors = [error for started in starts if (error := started.exception())]
+        for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):  # the cause first
+            raise error
 
     def live(self) -> dict[int, Replica]:
         """The engines that work now, by number."""
@@ -83,10 +93,10 @@ class EnginePool:
             return next(iter(self.live().values()))
 
     def check_usable(self) -> None:
-        if self.broken is not None:
-            raise self.broken
         if self.closed:
             raise GenerationError("the generator was shut down")
+        if self.broken is not None:
+            raise self.broken
 
     def succeeded(self, index: int) -> None:
         """Engine ``index`` has finished a request."""
@@ -95,26 +105,41 @@ class EnginePool:
     def update(self, version: int) -> None:
         """Move every engine to ``version``. ValueError for an older one; WeightsError when the files do not fit or an
         engine could not take them: then the present version stays the one that is served. An engine that dies meanwhile
-        for another reason is started again on ``version``."""
-        self.any()  # before the lock: an engine that is being started again needs it
+        for another reason is started again; when none is left, those that come back get the new weights."""
+        for _ in range(MAX_RESTARTS + 1):
+            if self._moved(version):
+                return
+        self.any()  # or the error of engines that are not started any more
+        raise WeightsError(
+            f"every engine died while it took version {version}, {MAX_RESTARTS + 1} times; version {self.version} "
+            f"keeps serving (logs: {self._logs})"
+        )
+
+    def _moved(self, version: int) -> bool:
+        """Whether ``version`` is served now; False when every engine died."""
+        self.any()
         with self._updating:
             if version == self.version:
-                return
+                return True
             check_newer(version, self.version)
             folder = self.weights(version)  # fetched and verified while the engines go on
             engine_weights.check_same(folder, self._signature)
-            self.last_update = self._swap(version, folder)
+            times = self._swap(version, folder)
+            if not times:
+                return False
+            self.last_update = max(times, key=lambda t: sum(t.values()))
             self.version = version
+            return True
 
     def sleep(self) -> None:
         """Free the GPUs."""
-        with self._updating:  # no engine is being started again
+        with self._waking, self._updating:
             self.asleep = True
             self._tell("sleep")
 
     def wake(self) -> None:
         """Take the memory back."""
-        with self._updating:
+        with self._waking, self._updating:
             self._tell("wake")
         with self._changed:
             self.asleep = False
@@ -126,6 +151,7 @@ class EnginePool:
                 replica.call(what)
 
     def close(self) -> None:
+        self._ending.set("the generator was shut down")
         with self._changed:
             self.closed = True
             replicas = [r for r in self._replicas if r is not None]
@@ -151,7 +177,7 @@ class EnginePool:
                 on_done=self._on_done,
                 on_death=lambda _, reason: self._on_death(index, reason),
             )
-            replica.wait_ready(self._stop)
+            replica.wait_ready(self._stop, self._ending)
         return replica
 
     @contextmanager
@@ -163,15 +189,15 @@ class EnginePool:
         with temporary_folder("engine") as view:
             yield engine_weights.untied_view(folder, view / "model")
 
-    def _swap(self, version: int, folder: Path) -> dict[str, float]:
-        """Hand ``folder`` to every engine; seconds of each phase in the slowest one."""
+    def _swap(self, version: int, folder: Path) -> list[dict[str, float]]:
+        """Hand ``folder`` to every engine; seconds of each phase, for every engine that lived to take it."""
         expected, replicas = probe.read(folder), list(self.live().values())
 
-        def update(replica: Replica) -> dict[str, float] | ReplicaDied:
+        def update(replica: Replica) -> dict[str, float] | ReplicaDied | None:
             try:
                 return replica.update(version, handed, drain=self.settings.drain, probe=expected)
             except ReplicaDied as error:
-                return error if replica.refused else {}
+                return error if replica.refused else None
 
         with self._loadable(folder) as handed, ThreadPoolExecutor(len(self._replicas)) as pool:
             outcomes = list(pool.map(update, replicas))
@@ -180,48 +206,70 @@ class EnginePool:
             raise WeightsError(
                 f"{errors[0]}; version {self.version} keeps serving, and version {version} can be tried again"
             ) from errors[0]
-        times = [outcome for outcome in outcomes if isinstance(outcome, dict)]
-        return max(times, key=lambda t: sum(t.values()), default={})
+        return [outcome for outcome in outcomes if isinstance(outcome, dict)]
 
     def _on_death(self, index: int, reason: str) -> None:
         """Called in the reader thread of a dead engine."""
         with self._changed:
             self._replicas[index] = None
-            if self.closed:
-                return
-            self._restarts[index] += 1
-            log.warning("vllm-%d died (%s); starting it again on version %d", index, reason, self.version)
-            if self._restarts[index] > MAX_RESTARTS:
-                self._break(f"vllm-{index} died {MAX_RESTARTS + 1} times in a row: {reason}")
+            if not self._may_start(index, "died", reason):
                 return
             self._on_lost(index)
         threading.Thread(target=self._restart, args=(index,), name=f"vllm-{index}-restart", daemon=True).start()
 
-    def _restart(self, index: int) -> None:
-        try:
-            replica = self._started_again(index)
-        except BaseException as error:  # whatever it is, those who wait for this engine must hear of it
-            self._break(f"vllm-{index} cannot be started again: {error}")
-            return
-        if replica is None:
-            return
+    def _may_start(self, index: int, failed: str, reason: str) -> bool:
+        """Whether engine ``index``, which has ``failed``, is started once more; else the pool is closed or broken."""
         with self._changed:
-            self._replicas[index] = replica
-            if self.closed:
-                replica.close()
-            self._on_ready()
-            self._changed.notify_all()
+            if self.closed or self.broken:
+                return False
+            self._restarts[index] += 1
+            log.warning("vllm-%d %s (%s); starting it again on version %d", index, failed, reason, self.version)
+            if self._restarts[index] > MAX_RESTARTS:
+                self._break(f"vllm-{index} {failed} {MAX_RESTARTS + 1} times in a row: {reason}")
+                return False
+            return True
 
-    def _started_again(self, index: int) -> Replica | None:
-        """Engine number ``index`` once more, as soon as its GPU may be used; None after ``close``."""
+    def _restart(self, index: int) -> None:
         while True:
+            try:
+                self._start_again(index)
+                return
+            except Stopped as stopped:
+                self._break(str(stopped))
+                return
+            except BaseException as error:  # whatever it is, those who wait for this engine must hear of it
+                if not self._may_start(index, "failed to start", str(error)):
+                    return
+            self._ending.wait(RETRY_S)
+
+    def _start_again(self, index: int) -> None:
+        """Engine number ``index`` once more, as soon as its GPU may be used; nothing after ``close``."""
+        while not self.closed:
             with self._changed:
                 self._changed.wait_for(lambda: self.closed or not self.asleep)
-                if self.closed:
-                    return None
-            with self._updating:  # an update sees every engine, or none of this one
+            with self._waking:
                 if not self.asleep:
-                    return self._started(index)
+                    self._add(index, self._started(index))
+                    return
+
+    def _add(self, index: int, replica: Replica) -> None:
+        """Make the new ``replica`` engine number ``index``, once it has what others got while it was being started."""
+        with self._updating:
+            self._catch_up(replica)
+            with self._changed:
+                if self.closed:
+                    replica.close()
+                elif replica.alive:  # otherwise ``_on_death`` has begun another
+                    self._replicas[index] = replica
+                    self._on_ready()
+                self._changed.notify_all()
+
+    def _catch_up(self, replica: Replica) -> None:
+        if replica.version == self.version:
+            return
+        folder = self.weights(self.version)
+        with self._loadable(folder) as handed, suppress(ReplicaDied):
+            replica.update(self.version, handed, drain=False, probe=probe.read(folder))
 
     def _break(self, reason: str) -> None:
         with self._changed:

@@ -74,15 +74,16 @@ class Replica:
     def alive(self) -> bool:
         return not (self._dead or self._closing or self._failed)
 
-    def wait_ready(self, stop: StopToken | None = None, timeout_s: float = START_S) -> dict[str, Any]:
+    def wait_ready(self, *stops: StopToken, timeout_s: float = START_S) -> dict[str, Any]:
         """What the engine says of itself once it is loaded. Raises ReplicaDied with the end of its log, and Stopped
-        when ``stop`` is set before."""
+        when one of ``stops`` is set before."""
         deadline = time.monotonic() + timeout_s
         while not wait([self._ready], POLL_S).done:
-            if (stopped := stop is not None and stop.is_set()) or time.monotonic() > deadline:
+            stopped = [stop for stop in stops if stop.is_set()]
+            if stopped or time.monotonic() > deadline:
                 self._closing = True
                 self.group.kill()
-                if stopped and stop is not None:
+                for stop in stopped:
                     stop.check()
                 raise ReplicaDied(f"{self.name} did not start within {timeout_s:.0f} s (log: {self.group.log})")
         return self._ready.result()
@@ -116,6 +117,11 @@ class Replica:
         times = self.call("update", limit, version=version, folder=str(folder), drain=drain, probe=probe)
         self.version = version
         return times
+
+    def kill(self, reason: str) -> None:
+        """End a child that does not do its work, as if it had died of ``reason``."""
+        self._reason = self._reason or reason
+        self.group.kill()
 
     def close(self) -> None:
         """End the child and everything it started. Idempotent."""
@@ -156,8 +162,8 @@ class Replica:
 
     def _died(self) -> None:
         reason = self._reason or f"it ended with status {self.group.poll()}; the end of its log:\n{self.group.tail(15)}"
-        if not self._ready.done():  # what it says itself is only that something has failed
-            reason = "\n  ".join([reason, *self.group.errors()])
+        if not self._failed:  # what it says itself is only that something has failed
+            reason = "\n  ".join([reason, *(error for error in self.group.errors() if error not in reason)])
         with self._lock:
             self._dead, self._reason = True, reason
             waiting, self._calls = list(self._calls.values()), {}

@@ -11,6 +11,8 @@ from typing import Any
 
 from forge_core.data_model import GenerationRequest
 
+TEXTUAL = ("stop", "bad_words", "structured_outputs")  # for these vLLM must have the tokenizer
+
 
 @dataclass(frozen=True)
 class VLLMSettings:
@@ -41,7 +43,7 @@ class VLLMSettings:
     def arithmetic(self) -> str:
         """The coarsest type that the engines compute in, by its name in ``models/probe.py``."""
         args = self.engine_args
-        if args.get("quantization") or "fp8" in str(args.get("kv_cache_dtype", "")):
+        if args.get("quantization") or args.get("quantization_config") or "fp8" in str(args.get("kv_cache_dtype", "")):
             return "float8"
         return "tensorfloat32" if self.dtype == "float32" and not self.on_cpu else self.dtype
 
@@ -54,7 +56,7 @@ class VLLMSettings:
             "tensor_parallel_size": max(len(gpus), 1),
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
-            "skip_tokenizer_init": not self._stop_strings,
+            "skip_tokenizer_init": not any(self.sampling_params.get(name) for name in TEXTUAL),
             "generation_config": "vllm",
             "scheduling_policy": "priority",
             "logprobs_mode": "processed_logprobs",
@@ -94,7 +96,7 @@ class VLLMSettings:
             "detokenize": self._stop_strings,
         }
         if not params.get("ignore_eos"):
-            params["stop_token_ids"] = [*eos_ids, *params.get("stop_token_ids", ())]
+            params["stop_token_ids"] = [*eos_ids, *(params.get("stop_token_ids") or ())]
         return {
             "id": name,
             "prompt_ids": list(request.prompt_ids),
@@ -105,5 +107,5 @@ class VLLMSettings:
 
     @property
     def _stop_strings(self) -> bool:
-        """Only these need vLLM to have the tokenizer and to write text."""
-        return "stop" in self.sampling_params
+        """Only these need vLLM to write text."""
+        return bool(self.sampling_params.get("stop"))

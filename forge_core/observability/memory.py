@@ -36,11 +36,16 @@ _TEXTS = (
     "CUDA out of memory",
     "HIP out of memory",
     "CUDA error: out of memory",
+    "HIP error: out of memory",
+    "failure 2 'out of memory'",
     "DefaultCPUAllocator: can't allocate memory",
     "not enough memory: you tried to allocate",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "No available memory for the cache blocks",
+    "larger than the available KV cache memory",
+    "not enough GPU memory available to serve even a single token",
     "is less than desired GPU memory utilization",
+    "is less than desired CPU memory utilization",
     "is less than requested memory for kv",
 )
 _REQUEST = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|[KMGT]iB)")
@@ -72,7 +77,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error``, or an error that caused it, says that memory ran out."""
     torch = sys.modules.get("torch")
     kinds = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
-    found = isinstance(error, kinds) or any(text in str(error) for text in _TEXTS)
+    found = isinstance(error, kinds) or any(text.lower() in str(error).lower() for text in _TEXTS)
     return found or (error.__cause__ is not None and is_out_of_memory(error.__cause__))
 
 

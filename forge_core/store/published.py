@@ -56,8 +56,13 @@ class Published:
         with ThreadPoolExecutor(READERS) as pool:
             list(pool.map(lambda file: self.checked(file, self._put(folder, file)), self.manifest.files))
 
+    def check(self, folder: Path) -> None:
+        """Raises CorruptObject unless the files of ``folder`` are what was published; several at a time."""
+        with ThreadPoolExecutor(READERS) as pool:
+            list(pool.map(lambda file: self.checked(file, folder / file.name), self.manifest.files))
+
     def link_to(self, folder: Path) -> None:
-        """``copy_to`` without reading what it links: for those who wrote the object themselves."""
+        """``copy_to`` without reading what it links: ``check`` does."""
         for file in self.manifest.files:
             self._put(folder, file)
 

@@ -5,6 +5,7 @@ Guarantees:
   micro-batches. Sends and receives between two neighbours are paired, so no backend has to buffer.
 - Micro-batches may have any shapes: every stage has the step's documents and knows what it receives.
 - Losses are of the last stage alone.
+- No stage waits for a neighbour longer than ``timeout_s``.
 
 torch's own schedules want micro-batches of one shape and a loss of one output; ours have few shapes but several, and
 losses with metrics.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -30,13 +32,14 @@ FLUSH = 8  # micro-batches per stage between two points where all stages are idl
 
 @dataclass(frozen=True)
 class Pipeline:
-    """``group``: one rank of each stage. ``width``: numbers of a position's hidden state. ``tensor``: the ranks that
-    share the positions of a row inside a stage (None: one)."""
+    """``group``: one rank of each stage. ``width``: numbers of a position's hidden state. ``timeout_s``: how long a
+    neighbour has. ``tensor``: the ranks that share the positions of a row inside a stage (None: one)."""
 
     group: dist.ProcessGroup
     width: int
     dtype: torch.dtype
     device: torch.device
+    timeout_s: float
     tensor: DeviceMesh | None = None
 
     @property
@@ -109,8 +112,15 @@ class Pipeline:
             received = torch.empty(self._shape(like), dtype=self.dtype, device=self.device)
             operations.append(dist.P2POp(dist.irecv, received, source, self.group))
         for work in dist.batch_isend_irecv(operations) if operations else []:
-            work.wait()
+            self._finish(work)
         return received
+
+    def _finish(self, work: dist.Work) -> None:
+        """Wait; a GPU's stream waits in our stead, and NCCL's watchdog keeps the limit."""
+        if self.device.type == "cpu":  # gloo's sends and receives know the limit alone that their group was made with
+            work.wait(timedelta(seconds=self.timeout_s))
+        else:
+            work.wait()
 
     def _peer(self, step: int) -> int | None:
         neighbour = self.stage + step

@@ -125,16 +125,19 @@ def document_logprobs(
     *,
     count: int | None = None,
     together: bool = False,
+    between: int = 1,
 ) -> list[list[float]]:
     """Log-probabilities at the masked-in positions of every document, in order of ``document_ids`` (or of rows).
 
     ``compute``: what gives a micro-batch's log-probabilities ``[B, T]`` (None on a pipeline stage before the last).
     ``count``: how many documents there are; left out: those of the batches. Raises ``Stopped`` between micro-batches
-    when ``stop`` is set (``together``: on any rank of the process group, all of which make this call).
+    when ``stop`` is set (``together``: on any rank of the process group, all of which make this call). ``between``: how
+    many micro-batches there are from one look for a stop to the next.
     """
     computed = []
-    for batch in batches:
-        check_stop(stop, together)
+    for index, batch in enumerate(batches):
+        if index % between == 0:
+            check_stop(stop, together)
         computed.append(compute(prepare(batch, device, dtype, longest)))
     results: list[list[float]] = [[] for _ in range(documents(batches) if count is None else count)]
     rows_before = 0

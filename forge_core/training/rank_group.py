@@ -3,7 +3,10 @@
 Invariants:
 - The ranks are one ``torchrun`` command in a guarded child group: however this process ends, so do they.
 - A rank that dies or raises ends the group: the call in progress raises, within two seconds, ``ChildDied`` or
-  ``RankError`` with the end of the log, and every later call raises ``ChildDied``. ``setup`` starts afresh.
+  ``RankError`` with the end of the log, and every later call raises ``ChildDied``. ``setup`` starts afresh. (Only the
+  leading rank can report an error: while it hangs, another one's is known by its end, ``LINGER_S`` later.)
+- A rank that has waited for another for ``comm.timeout_s`` names that limit, and one out of memory is an
+  ``OutOfMemory``.
 - A stop token set during a training call ends it on all ranks at the same micro-batch, and the ranks stay usable; one
   set while they start or load ends them.
 - Calls come from one thread at a time.
@@ -26,6 +29,7 @@ from typing import Any, NoReturn
 from forge_core.algorithms.losses.base import Loss
 from forge_core.algorithms.ops import Totals
 from forge_core.data_model import ForwardBackwardResult, OptimStepResult
+from forge_core.observability.memory import OutOfMemory
 from forge_core.observability.metrics import replay
 from forge_core.processes import ChildDied, ChildGroup
 from forge_core.processes.channel import Channel
@@ -39,11 +43,17 @@ from forge_core.training.trainer import Samples
 POLL_S = 0.1
 SETTLE_S = 1.0  # after an error of one rank: time to see whether another one was killed, which would explain it
 LOG_LINES = 25
+TORCH_LINES = 200  # of the log's end, to look for what torch says
 _ENDED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: (\d+)\)")  # what torchrun logs
+_WAITED = re.compile(r"Timed out waiting \d+ms|Application timeout caused|collective operation timeout")  # gloo, NCCL
 
 
 class RankError(RuntimeError):
     """A rank of the trainer raised an error; the group has ended."""
+
+
+class RankOutOfMemory(RankError, OutOfMemory):
+    """A rank of the trainer needs more memory than there is."""
 
 
 class RankGroup:
@@ -252,19 +262,21 @@ class RankGroup:
             if self._missing():
                 self._died()
             time.sleep(POLL_S / 2)
-        hint = " (the limit is comm.timeout_s)" if "timed out" in failed.error.lower() else ""
-        self._end(RankError(f"rank {failed.rank} of the trainer: {failed.error}{hint}; {self._log_end()}"))
+        kind = RankOutOfMemory if failed.out_of_memory else RankError
+        self._end(kind(f"rank {failed.rank} of the trainer: {failed.error}{_limit(failed.error)}; {self._log_end()}"))
 
     def _died(self) -> NoReturn:
         deadline = time.monotonic() + SETTLE_S
         while not (found := self._first_dead()) and time.monotonic() < deadline:
             time.sleep(POLL_S / 2)
-        self._end(ChildDied(f"{found or 'the ranks of the trainer'} ended without being asked to; {self._log_end()}"))
+        limit = _limit(self._group.tail(TORCH_LINES)) if self._group and self._pids else ""
+        who = found or "the ranks of the trainer"
+        self._end(ChildDied(f"{who} ended without being asked to{limit}; {self._log_end()}"))
 
     def _first_dead(self) -> str | None:
         """The rank that ended first, by the launcher's log."""
         names = {pid: rank for rank, pid in self._pids.items()}
-        for status, pid in _ENDED.findall(self._group.tail(200) if self._group else ""):
+        for status, pid in _ENDED.findall(self._group.tail(TORCH_LINES) if self._group else ""):
             if int(pid) in names:
                 how = f"signal {-int(status)}" if int(status) < 0 else f"exit status {status}"
                 return f"rank {names[int(pid)]} of the trainer (process {pid}, {how})"
@@ -276,6 +288,11 @@ class RankGroup:
     def _end(self, error: Exception) -> NoReturn:
         self.cleanup()
         raise error
+
+
+def _limit(text: str) -> str:
+    """The setting to name where torch says that a rank has waited for too long."""
+    return " (a rank waited for another for comm.timeout_s)" if _WAITED.search(text) else ""
 
 
 def _exists(pid: int) -> bool:

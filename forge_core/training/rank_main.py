@@ -32,6 +32,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from forge_core.algorithms.losses.base import Loss as AdaptiveLoss
 from forge_core.collector import collect_seldom
 from forge_core.engine_thread import set_torch_state
+from forge_core.observability.memory import OutOfMemory
 from forge_core.observability.metrics import Outbox
 from forge_core.processes.channel import Channel
 from forge_core.stop import Stopped, StopToken
@@ -215,7 +216,7 @@ class Board:
         """Only the first report stands: the errors that follow from it are of no interest."""
         text = "".join(traceback.format_exception_only(error)).strip()
         try:
-            self._store.compare_set(self._key, "", json.dumps([self._rank, text]))
+            self._store.compare_set(self._key, "", json.dumps([self._rank, text, isinstance(error, OutOfMemory)]))
         except Exception as gone:  # the launcher ended: its owner knows already
             print(f"cannot report the error: {gone}", file=sys.stderr)
 

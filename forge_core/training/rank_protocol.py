@@ -62,7 +62,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Failed:
-    """``rank`` raised an error; the group is of no use any more."""
+    """``rank`` raised an error, maybe for want of memory; the group is of no use any more."""
 
     rank: int
     error: str
+    out_of_memory: bool = False

@@ -93,20 +93,27 @@ class StoredTrainer(TitanTrainer):
     def upload_adapter(self, prefix: str) -> tuple[File, ...]:
         """Upload the adapter that is trained, below ``prefix``; the first rank has all of it."""
         with temporary_folder("adapter") as folder:
-            self.push_adapter(folder)
+            with self._guard():
+                self.push_adapter(folder)
             return self.store.upload(prefix, folder_files(folder))
 
     def upload_checkpoint(self, prefix: str, extra: dict[str, Any]) -> tuple[File, ...]:
         """Upload this rank's share of a checkpoint, below ``prefix``."""
         with temporary_folder("checkpoint") as folder:
-            self.save(folder, extra)
+            with self._guard():
+                self.save(folder, extra)
             return self.store.upload(prefix, folder_files(folder))
 
     def load_checkpoint(self, prefix: str) -> dict[str, Any]:
         """Go back to the published checkpoint ``prefix`` and return its ``extra``."""
-        extra = self.load(self.folder(prefix))
+        with self._guard():
+            extra = self.load(self.folder(prefix))
         self._release(prefix)  # all ranks have read it: loading ends with a collective
         return extra
+
+    def state_digest(self) -> str:
+        with self._guard():
+            return super().state_digest()
 
     def folder(self, prefix: str) -> Path:
         """This host's folder of the published object ``prefix``, until ``cleanup``."""

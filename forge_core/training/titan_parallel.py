@@ -59,12 +59,12 @@ class Mesh:
         group = self.group("batch")
         return 0 if group is None else dist.get_rank(group)
 
-    def pipeline(self, width: int, dtype: torch.dtype, device: torch.device) -> Pipeline | None:
+    def pipeline(self, width: int, dtype: torch.dtype, device: torch.device, timeout_s: float) -> Pipeline | None:
         """The stages that micro-batches go through; None where there is only this one."""
         group = self.group("pp")
         if self.dims is None or group is None:
             return None
-        return Pipeline(group, width, dtype, device, self.dims.get_optional_mesh("tp"))
+        return Pipeline(group, width, dtype, device, timeout_s, self.dims.get_optional_mesh("tp"))
 
     @property
     def writers(self) -> Writers:
@@ -241,7 +241,8 @@ def _shard(model: PolicyModel, dims: ParallelDims, device: torch.device, compute
 
 
 def _set_timeouts(dims: ParallelDims, timeout_s: float) -> None:
-    """From now on every collective has this long; the group's own limit covered the start."""
+    """From now on every collective has this long; the group's own limit covered the start. (``Pipeline`` sees to its
+    sends and receives.)"""
     groups = [mesh.get_group() for mesh in dims.get_all_one_dimensional_meshes().values()]
     for group in [*groups, dist.group.WORLD]:
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -88,7 +89,7 @@ class TitanTrainer:
             torch.set_num_threads(self.threads)
         self._reshard, self._uncompiled = reshard, uncompiled
         self._model, self._mesh = build_model(self._arch, self.settings, self.device)
-        self._pipeline = self._mesh.pipeline(self._arch.dim, self._dtype, self.device)
+        self._pipeline = self._mesh.pipeline(self._arch.dim, self._dtype, self.device, self.settings.timeout_s)
         self._masters = Masters(self._model, self._dtype)
         hf_io.load_weights(self._masters.parameters, self._arch, self.model_dir)
         if self.settings.lora is not None:
@@ -102,9 +103,11 @@ class TitanTrainer:
     ) -> tuple[ForwardBackwardResult, OptimStepResult]:
         """One optimizer step on ``samples``, divided among the data-parallel ranks; results are of all of them.
 
-        Raises ``Stopped`` between micro-batches, on every rank, when ``stop`` is set on any of them.
+        Raises ``Stopped`` between micro-batches, on every rank, when ``stop`` is set on any of them; nothing of such a
+        step is left.
         """
-        sums = self._accumulate(self._own_batches(samples), self.loss, temperature, totals, stop)
+        with self._whole():
+            sums = self._accumulate(self._own_batches(samples), self.loss, temperature, totals, stop)
         norm = self._clip()  # waits for the device, after which the metrics are there too
         result = self._result(sums, whole=True)
         return result, self._step(norm)
@@ -173,11 +176,15 @@ class TitanTrainer:
         values = gathered(values, self._mesh.group("pp"))[-1]  # of the last pipeline stage
         return ForwardBackwardResult(values.pop("", 0.0), values)
 
+    @property
+    def _flush(self) -> int:
+        """How many micro-batches there are from one look for a stop to the next: one, or what fills a pipeline."""
+        return 1 if self._pipeline is None else FLUSH * self.settings.pipeline_parallel
+
     def _flushes(self, batches: Iterable[TextTrainBatch]) -> Iterator[list[TextTrainBatch]]:
-        """Micro-batches between which a stop is looked for: one by one, or what fills a pipeline."""
-        size = 1 if self._pipeline is None else FLUSH * self.settings.pipeline_parallel
+        """Micro-batches between which a stop is looked for."""
         remaining = iter(batches)
-        while group := list(islice(remaining, size)):
+        while group := list(islice(remaining, self._flush)):
             yield group
 
     def _logprobs(
@@ -192,9 +199,9 @@ class TitanTrainer:
             return finish(prepared) if self._pipeline is None else self._pipeline.forward(model, prepared, finish)
 
         batches = [self._padded(batch) for batch in batches]
-        together, longest = self._pipeline is None, self.settings.row_positions
+        longest = self.settings.row_positions
         own = policy.document_logprobs(
-            compute, batches, self._dtype, self.device, longest, stop, count=count, together=together
+            compute, batches, self._dtype, self.device, longest, stop, count=count, together=True, between=self._flush
         )
         return gathered(own, self._mesh.group("pp"))[-1]
 
@@ -240,9 +247,19 @@ class TitanTrainer:
         totals: Totals | None = None,
         stop: StopToken | None = None,
     ) -> tuple[ForwardBackwardResult, OptimStepResult]:
-        """``forward_backward`` and ``optim_step``."""
-        result = self.forward_backward(batches, loss_fn, temperature=temperature, totals=totals, stop=stop)
+        """``forward_backward`` and ``optim_step``; nothing is left of a step that is stopped."""
+        with self._whole():
+            result = self.forward_backward(batches, loss_fn, temperature=temperature, totals=totals, stop=stop)
         return result, self.optim_step()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """For gradients of one step that are of no use without the rest of it."""
+        try:
+            yield
+        except BaseException:
+            self.clear_gradients()
+            raise
 
     def clear_gradients(self) -> None:
         """Forget accumulated gradients."""

@@ -2,21 +2,24 @@
 large enough.
 
 Invariants:
-- An object (store, prefix and content digest) has one folder. It appears by a rename, complete and with its digests
-  checked, and is never written again.
+- An object (store, prefix and content digest) has one folder. It appears by a rename, complete, and is never written
+  again. Nobody leases it before its digests have been checked: while it was fetched, or, of what this host published
+  itself, by the first who leases it.
 - It is fetched once: whoever fetches holds the object's fetch lock, others wait for the lock and find the folder. The
   kernel releases the locks of a process that dies, so a waiting process takes over.
 - Users hold a lease (a shared lock that ends with them, however they end). Only a folder that nobody leases is
   removed: all but the ``KEEP`` used last, and more of them when space is needed.
 - The root belongs to this user alone: nobody else can put weights into it.
 
-Files of an object ``x`` below the root: ``x/``, ``x.partial/`` while it is being made, ``x.fetch`` and ``x.lease``.
+Files of an object ``x`` below the root: ``x/``, ``x.partial/`` while it is being made, ``x.unchecked`` until its
+digests have been checked, ``x.fetch`` and ``x.lease``.
 """
 
 from __future__ import annotations
 
 import atexit
 import errno
+import logging
 import os
 import shutil
 import tempfile
@@ -29,6 +32,7 @@ from pathlib import Path, PurePosixPath
 
 from forge_core.observability.memory import machine_memory
 from forge_core.store.digests import SHORT, digest
+from forge_core.store.errors import CorruptObject
 from forge_core.store.manifest import Manifest, check_data
 from forge_core.store.store import Stop, Store
 from forge_core.weights.fetch import fetch
@@ -40,6 +44,7 @@ KEEP = 2  # folders that nobody leases
 VERSIONS = 4  # that a file system must be able to hold to be worth using
 FETCHERS = 8  # where no configuration says how many
 MARGIN = 1.1  # of the bytes that are about to be written
+log = logging.getLogger("forge")
 _leases: weakref.WeakSet[Lease] = weakref.WeakSet()  # of this process
 _kept: dict[Path, Lease] = {}  # that this process never gives back
 _caches: dict[Path, HostCache] = {}  # that this process has used
@@ -113,22 +118,20 @@ class HostCache:
         """
         item = self._item(store, check_data(manifest))
         with exclusive(item.fetch_lock, stop):
-            if not item.holds(manifest):
+            if not (item.holds(manifest) and item.sound(store, manifest)):
                 self._fill(item, store, manifest, lambda folder: fetch(store, manifest, folder, fetchers, stop))
             return item.lease()
 
     def adopt(self, store: Store, manifest: Manifest, folder: Path) -> None:
         """Cache an object that this process has just published from ``folder`` (whose files move here), so that this
-        host never fetches it. The caller vouches for the digests; a folder that lacks files, as that of one of several
-        hosts, is left alone. Raises CacheError."""
+        host never fetches it. A folder that lacks files, as that of one of several hosts, is left alone. Raises
+        CacheError."""
         item = self._item(store, manifest)
         with exclusive(item.fetch_lock):
             if item.holds(manifest) or not (store.folder or _has(folder, manifest)):
                 return
-            if store.folder is not None:
-                self._fill(item, store, manifest, store.described(manifest).link_to)
-            else:
-                self._fill(item, store, manifest, lambda target: _move(manifest, folder, target))
+            fill = store.described(manifest).link_to if store.folder else lambda target: _move(manifest, folder, target)
+            self._fill(item, store, manifest, fill, unchecked=True)
             item.lease().release()  # so it counts as used now
 
     @contextmanager
@@ -175,7 +178,9 @@ class HostCache:
         names = {path.name.partition(".")[0] for path in self.root.iterdir()}
         return sorted((_Item(self.root, name) for name in names), key=_Item.used_at)
 
-    def _fill(self, item: _Item, store: Store, manifest: Manifest, fill: Callable[[Path], None]) -> None:
+    def _fill(
+        self, item: _Item, store: Store, manifest: Manifest, fill: Callable[[Path], None], *, unchecked: bool = False
+    ) -> None:
         """Make ``item``'s folder; the caller holds its fetch lock."""
         item.clear()
         if not self.make_room(0 if self._links(store) else object_size(manifest)):
@@ -183,6 +188,8 @@ class HostCache:
         try:
             item.partial.mkdir()
             fill(item.partial)
+            if unchecked:
+                item.unchecked.touch()
             item.partial.rename(item.folder)
         except OSError as error:
             if error.errno == errno.ENOSPC:
@@ -205,15 +212,27 @@ class HostCache:
 
 
 class _Item:
-    """The files of one object below ``root``. ``clear``, ``remove`` and ``lease`` need its fetch lock."""
+    """The files of one object below ``root``. ``sound``, ``clear``, ``remove`` and ``lease`` need its fetch lock."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.folder, self.partial = root / name, root / f"{name}.partial"
         self.fetch_lock, self.lease_lock = root / f"{name}.fetch", root / f"{name}.lease"
+        self.unchecked = root / f"{name}.unchecked"
 
     def holds(self, manifest: Manifest) -> bool:
         """Whether the folder is there, and nobody (such as a cleaner of temporary files) took anything away."""
         return _has(self.folder, manifest)
+
+    def sound(self, store: Store, manifest: Manifest) -> bool:
+        """Whether the folder has what was published; its digests are checked once."""
+        if self.unchecked.exists():
+            try:
+                store.described(manifest).check(self.folder)
+            except CorruptObject as error:
+                log.warning("the copy of this host is fetched again: %s", error)
+                return False
+            self.unchecked.unlink()
+        return True
 
     def lease(self) -> Lease:
         lock = shared(self.lease_lock)
@@ -234,6 +253,7 @@ class _Item:
     def clear(self) -> None:
         for path in (self.folder, self.partial):
             shutil.rmtree(path, ignore_errors=True)
+        self.unchecked.unlink(missing_ok=True)
 
     def remove(self) -> None:
         self.clear()

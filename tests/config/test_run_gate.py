@@ -10,7 +10,7 @@ import pytest
 
 from forge_core.config import ConfigError, config_warnings, load_config, validate_for_training
 from forge_core.config.gpu_gate import machine_problems
-from forge_core.config.vllm_keys import engine_arguments, sampling_parameters
+from forge_core.config.vllm_fields import engine_arguments, sampling_parameters
 from forge_core.devices import place
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -233,8 +233,8 @@ def test_the_names_read_from_vllms_source_are_those_that_it_takes():
     from vllm import AsyncEngineArgs, SamplingParams
 
     public = lambda names: {name for name in names if not name.startswith("_")}
-    assert engine_arguments() == public(field.name for field in dataclasses.fields(AsyncEngineArgs))
-    assert sampling_parameters() == public(SamplingParams.__struct_fields__)
+    assert engine_arguments().keys() == public(field.name for field in dataclasses.fields(AsyncEngineArgs))
+    assert sampling_parameters().keys() == public(SamplingParams.__struct_fields__)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ RANKS: dict[str, Any] = TINY | {
     "eval": {"prompts": 0},
 }
 VLLM: dict[str, Any] = TINY | {
-    "steps": 40,
+    "steps": 12,
     "max_staleness": 1,
     "model": TINY["model"] | {"hidden_size": 64, "head_dim": 32},
     "generator": {"backend": "vllm", "threads": 1},
@@ -109,14 +109,15 @@ def test_a_run_outlives_its_servers_its_ranks_and_its_machine(
     check_complete(Stored(run.uri), STEPS, 1)
 
 
-@pytest.mark.soak  # two vLLM starts and some 40 steps
 def test_a_run_goes_on_when_its_engine_is_killed(supervise: Supervise, prefect: Prefect) -> None:
+    """vLLM, which samples the next batch while the trainer works. (50 s: two starts of vLLM)"""
     run = supervise(VLLM, ("flow",), prefect.environment)
     run.until(lambda steps: steps >= 1)
     print(run.kill("vllm engine"))
     run.finish()
     assert run.starts["flow"] == 1, run.output()
     check_complete(Stored(run.uri), VLLM["steps"], 1)
+    assert max(entry["max_age"] for entry in Stored(run.uri).ledger.entries()) == 1, "batches overlapped"
 
 
 def test_a_run_that_loses_its_own_server_finishes_and_ends(tmp_path: Path) -> None:

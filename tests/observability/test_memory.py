@@ -56,6 +56,13 @@ def test_pythons_own_memory_error_is_one_too() -> None:
         ("EngineCore died: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0", "2.50 GiB"),
         ("HIP out of memory. Tried to allocate 20.00 MiB", "20.00 MiB"),
         ("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`", None),
+        ("2.1 GiB KV cache is needed, which is larger than the available KV cache memory (1.2 GiB)", None),
+        ("Cannot auto-fit max_model_len: not enough GPU memory available to serve even a single token", None),
+        ("Free memory on device cuda:0 on startup is less than desired GPU memory utilization (0.9)", None),
+        ("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:119", None),
+        ("torch.AcceleratorError: CUDA error: out of memory", None),
+        ("HIP error: out of memory", None),
+        ("ncclUnhandledCudaError: Cuda failure 2 'out of memory'", None),
     ],
 )
 def test_what_an_engine_in_a_child_process_says_is_understood(message: str, asked: str | None) -> None:

@@ -32,11 +32,15 @@ def spawn(work: Work, ranks: int, out: Path) -> list[Any]:
 
 def _rank(rank: int, work: Work, ranks: int, out: Path) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(str(out / "rendezvous"), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    join(rank, ranks, out / "rendezvous")
     (out / f"{rank}.json").write_text(json.dumps(work(rank, out)))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def join(rank: int, ranks: int, file: Path) -> None:
+    """Make the process group; ``file``: where its ranks meet."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(file), ranks), rank=rank, world_size=ranks)
 
 
 def trainer_of(folder: Path, **settings: Any) -> TitanTrainer:

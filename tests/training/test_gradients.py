@@ -12,7 +12,7 @@ import torch
 from forge_core.algorithms.losses.grpo import GRPOLoss
 from forge_core.algorithms.ops import Totals, compute_entropy, compute_logprobs
 from forge_core.stop import Stopped, StopToken
-from forge_core.training import logprob_head
+from forge_core.training import logprob_head, policy
 from forge_core.training.packing import Sample, pack
 from forge_core.training.settings import TrainerSettings
 from forge_core.training.sft_loss import SFTLoss
@@ -207,6 +207,24 @@ def test_a_set_stop_token_ends_before_the_next_micro_batch() -> None:
         trainer.train_step(batches, Stopping(), stop=stop)
     assert len(seen) == 1
     assert trainer.get_status()["step"] == 0
+    trainer.train_step(batches)
+    another = trainer_of()
+    another.train_step(batches)
+    assert trainer.state_digest() == another.state_digest(), "nothing was left of the step that was stopped"
+
+
+@pytest.mark.parametrize(("between", "computed"), [(1, 1), (3, 3)])
+def test_log_probabilities_look_for_a_stop_as_often_as_asked(between: int, computed: int) -> None:
+    batches, stop, seen = packed(samples(24), 64), StopToken(), []
+
+    def compute(prepared: policy.Prepared) -> None:
+        seen.append(prepared)
+        stop.set("test")
+
+    with pytest.raises(Stopped, match="test"):
+        policy.document_logprobs(compute, batches, torch.float32, torch.device("cpu"), 64, stop, between=between)
+    assert len(batches) > 3
+    assert len(seen) == computed
 
 
 def test_a_temperature_of_zero_is_refused() -> None:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
+
+from forge_core.observability.memory import OutOfMemory
+from forge_core.store import folder_files, open_store
+from forge_core.training.settings import TrainerSettings
+from forge_core.training.sft_loss import SFTLoss
+from forge_core.training.stored import StoredTrainer
+from tests.training.tiny_models import saved
 
 pytestmark = pytest.mark.engine
 
@@ -44,3 +54,29 @@ def test_the_error_has_the_request_what_the_trainer_holds_and_the_settings() -> 
     held = ("of which this role: parameters ", "optimizer ")
     for part in ("machine: total", *held, "training.token_budget", "DefaultCPUAllocator", "True afterwards"):
         assert part in process.stdout
+
+
+@pytest.mark.parametrize(
+    ("function", "act"),
+    [
+        ("trainer.state_digest", lambda trainer: trainer.state_digest()),
+        ("trainer.save_checkpoint", lambda trainer: trainer.upload_checkpoint("new/", {})),
+        ("trainer.load_checkpoint", lambda trainer: trainer.load_checkpoint("checkpoint/")),
+        ("trainer.export", lambda trainer: trainer.upload_weights("weights/")),
+    ],
+)
+def test_what_moves_weights_may_run_out_of_memory_too(
+    monkeypatch: pytest.MonkeyPatch, function: str, act: Callable[[StoredTrainer], Any]
+) -> None:
+    def scarce(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    store = open_store("memory://moves")
+    store.publish("model", folder_files(saved("qwen3-tied")[0]), request="model")
+    trainer = StoredTrainer(store, "model", TrainerSettings(seq_len=64, token_budget=256), SFTLoss(), threads=1)
+    trainer.setup()
+    store.publish_uploaded("checkpoint/", trainer.upload_checkpoint("checkpoint/", {}), request="checkpoint")
+    monkeypatch.setattr(f"forge_core.training.{function}", scarce)
+    with pytest.raises(OutOfMemory, match=r"trainer: out of memory, when 2\.00 GiB more(.|\n)*parameters"):
+        act(trainer)
+    trainer.cleanup()

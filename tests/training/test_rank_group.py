@@ -8,21 +8,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
+import torch.distributed as dist
 
 from forge_core.algorithms.losses import build_loss
 from forge_core.algorithms.ops import Totals
+from forge_core.observability.memory import SETTINGS as TO_LOWER
+from forge_core.observability.memory import OutOfMemory
 from forge_core.processes import ChildDied
 from forge_core.stop import Stopped, StopToken
 from forge_core.store import folder_files, open_store
 from forge_core.training.launch import RankOptions, Rendezvous
 from forge_core.training.packing import Sample
 from forge_core.training.rank_group import RankError, RankGroup
+from forge_core.training.rank_main import LINGER_S
 from forge_core.training.settings import TrainerSettings
 from forge_core.training.stored import StoredTrainer, TrainerSpec
 from tests.runs.harness import tiny
@@ -44,12 +49,20 @@ def with_reference(given: list[Sample]) -> list[Sample]:
     return [Sample(**{**vars(s), "ref_logprobs": [-4.0] * len(s.tokens)}) for s in given]
 
 
-def made(folder: Path, stop: StopToken | None = None) -> RankGroup:
+def loss_out_of_memory() -> Any:
+    """The same; on rank 1 it asks for a pebibyte."""
+    loss = adaptive_loss()
+    if dist.get_rank() == 1:
+        loss.from_logprobs = lambda *_: torch.empty(1 << 50, dtype=torch.uint8)
+    return loss
+
+
+def made(folder: Path, stop: StopToken | None = None, make_loss: Callable[[], Any] = adaptive_loss) -> RankGroup:
     """Two ranks, not started yet, on a model in a store below ``folder``."""
     store = open_store(str(folder / "store"))
     store.publish("model/", folder_files(saved("qwen3-tied")[0]), request="model")
     return RankGroup(
-        TrainerSpec(store.uri, "model/", TrainerSettings(**SETTINGS, data_parallel=2), adaptive_loss),
+        TrainerSpec(store.uri, "model/", TrainerSettings(**SETTINGS, data_parallel=2), make_loss),
         2,
         loss=adaptive_loss(),
         logs=folder / "logs",
@@ -116,6 +129,24 @@ def test_two_ranks_do_what_one_does_with_the_owners_loss(group: RankGroup, tmp_p
         group.state_digest()
 
 
+def test_a_rank_out_of_memory_says_what_it_holds_and_what_to_lower(tmp_path: Path) -> None:
+    group = made(tmp_path, make_loss=loss_out_of_memory)
+    group.setup()
+    with pytest.raises(RankError, match=r"\Arank 1 of the trainer: .*trainer: out of memory, when") as caught:
+        train(group)
+    assert isinstance(caught.value, OutOfMemory)
+    said = str(caught.value).partition("the end of")[0]
+    for part in (
+        "1048576.00 GiB more",
+        "of which this role: parameters ",
+        "optimizer ",
+        "machine: total",
+        *TO_LOWER["trainer"],
+    ):
+        assert part in said
+    assert not group.alive()
+
+
 @pytest.mark.parametrize("when", ["in a step", pytest.param("idle", marks=pytest.mark.soak)])
 def test_a_rank_that_hangs_is_an_error_after_the_timeout_and_its_group_ends(group: RankGroup, when: str) -> None:
     pids = list(group._pids.values())
@@ -125,6 +156,16 @@ def test_a_rank_that_hangs_is_an_error_after_the_timeout_and_its_group_ends(grou
     with pytest.raises(RankError, match=r"rank 0 of the trainer: (.|\n)*comm\.timeout_s"):
         train(group, with_reference(SAMPLES) * (1 if when == "idle" else 400))
     assert time.monotonic() - started_at < 1.0 + 4.0 + 3.0
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_leading_rank_that_hangs_is_an_error_that_names_the_limit(group: RankGroup) -> None:
+    pids = list(group._pids.values())
+    threading.Timer(1.0, os.kill, (pids[0], signal.SIGSTOP)).start()
+    started_at = time.monotonic()
+    with pytest.raises(ChildDied, match=r"\A[^\n]*comm\.timeout_s"):
+        train(group, with_reference(SAMPLES) * 400)
+    assert time.monotonic() - started_at < 1.0 + 4.0 + LINGER_S + 3.0
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 

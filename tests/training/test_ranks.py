@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from forge_core.models import probe
 from forge_core.stop import Stopped, StopToken
 from forge_core.training.trainer import TitanTrainer
-from tests.training.rank_worker import STEPS, grpo_samples, spawn, totals_of, train, trainer_of
+from tests.training.rank_worker import STEPS, grpo_samples, join, spawn, totals_of, train, trainer_of
 from tests.training.tiny_models import saved
 
 pytestmark = pytest.mark.engine
 
 CLOSE = 1e-6  # of losses
+WAIT_S = 2.0
 HALF = STEPS // 2
 
 
@@ -47,23 +51,51 @@ def two_ranks(rank: int, out: Path, tied: Path, untied: Path) -> dict[str, Any]:
     tensor.load(out / "checkpoint")
     tensor.push_weights(out / "tensor-weights")
     found["resumed_tensor"] = train(tensor, range(HALF, STEPS))
-    stages = trainer_of(untied, pipeline_parallel=2)
+    stages = trainer_of(untied, pipeline_parallel=2, timeout_s=60.0)
     found["pipeline"] = measured(stages)
+    found["stopped_stages"] = stopped_by_rank_one(stages, rank)
     stages.save(out / "stages")
     stages.push_weights(out / "stages-weights")
     return found
 
 
-def stopped_by_rank_one(trainer: TitanTrainer, rank: int) -> str:
-    """Only rank 1 is told to stop; what every rank makes of it."""
+def stopped_by_rank_one(trainer: TitanTrainer, rank: int) -> list[str]:
+    """Only rank 1 is told to stop; what every rank makes of it, in a step and in log-probabilities."""
     token, given = StopToken(), grpo_samples(0)
     if rank == 1:
         token.set("Ctrl-C")
-    try:
-        trainer.train_samples(given, totals=totals_of(given), temperature=1.0, stop=token)
-    except Stopped as stop:
-        return stop.reason
-    return "went on"
+
+    def outcome(call: Callable[[], Any]) -> str:
+        try:
+            call()
+        except Stopped as stop:
+            return stop.reason
+        return "went on"
+
+    return [
+        outcome(lambda: trainer.train_samples(given, totals=totals_of(given), temperature=1.0, stop=token)),
+        outcome(lambda: trainer.logprobs_samples(given, temperature=1.0, stop=token)),
+    ]
+
+
+def waits_for_a_stage(rank: int, out: Path, untied: Path) -> tuple[str, float]:
+    """Rank 1's error and its seconds, when the stage before it never sends anything."""
+    trainer = trainer_of(untied, pipeline_parallel=2, timeout_s=WAIT_S)
+    started, over = time.monotonic(), out / "over"
+    if rank == 0:
+        while not over.exists() and time.monotonic() < started + 5 * WAIT_S:
+            time.sleep(0.1)
+        assert over.exists(), "rank 1 waits on"
+        error = ""
+    else:
+        with pytest.raises(RuntimeError) as caught:
+            trainer.logprobs_samples(grpo_samples(0), temperature=1.0)
+        over.touch()
+        error = str(caught.value)
+    seconds = time.monotonic() - started
+    dist.destroy_process_group()
+    join(rank, 2, out / "again")  # gloo has closed the connection
+    return error, seconds
 
 
 def four_ranks(rank: int, out: Path, tied: Path, untied: Path) -> dict[str, Any]:
@@ -180,9 +212,16 @@ def assert_equal_probes(folder: Path, other: Path) -> None:
         assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_stop_seen_by_one_rank_ends_all(two: Any) -> None:
+@pytest.mark.parametrize("name", ["stopped", "stopped_stages"])
+def test_a_stop_seen_by_one_rank_ends_all(two: Any, name: str) -> None:
     _, ranks = two
-    assert [rank["stopped"] for rank in ranks] == ["another rank was stopped", "Ctrl-C"]
+    assert [rank[name] for rank in ranks] == [["another rank was stopped"] * 2, ["Ctrl-C"] * 2]
+
+
+def test_a_stage_waits_for_another_no_longer_than_the_limit(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    error, seconds = spawn(partial(waits_for_a_stage, untied=folders[1]), 2, tmp_path)[1]
+    assert "Timed out waiting 2000ms for recv" in error
+    assert seconds < WAIT_S + 2.0
 
 
 @pytest.mark.parametrize(

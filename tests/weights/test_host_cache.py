@@ -232,6 +232,42 @@ def test_what_the_trainer_of_this_host_has_published_is_never_fetched(store: Sto
     assert {path.stat().st_mode & 0o222 for path in found.folder.iterdir()} == {0}
 
 
+def test_what_the_trainer_of_this_host_has_published_is_checked_before_it_is_used(
+    store: Store, cache: HostCache
+) -> None:
+    with cache.scratch() as folder:
+        manifest = exported(cache, store, folder)
+        cache.adopt(store, manifest, folder)
+    (adopted,) = [path for path in cache.root.iterdir() if path.is_dir() and "." not in path.name]
+    damage(adopted / "model.safetensors")
+    if store.folder:  # the same file
+        with pytest.raises(CorruptObject, match=r"model-\w+.safetensors .* is damaged"):
+            lease(cache, store, manifest)
+        assert not any(path.is_dir() for path in cache.root.iterdir())
+    else:
+        assert contents(lease(cache, store, manifest).folder)["model.safetensors"] == b"m" * 500
+    assert not [name for name in names(cache) if name.endswith(".unchecked")]
+
+
+def test_digests_of_what_was_adopted_are_checked_once(
+    memory: Store, cache: HostCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cache.scratch() as folder:
+        manifest = exported(cache, memory, folder)
+        cache.adopt(memory, manifest, folder)
+    lease(cache, memory, manifest)
+    monkeypatch.setattr("forge_core.store.published.data_digest", None)
+    lease(cache, memory, manifest)
+
+
+def damage(path: Path) -> None:
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(100)
+        file.write(b"?")
+    path.chmod(0o444)
+
+
 def test_a_folder_that_lacks_files_of_the_object_is_not_adopted(
     memory: Store, cache: HostCache, tmp_path: Path
 ) -> None:

@@ -1,0 +1,116 @@
+"""The child process of an engine, without an engine: whom an error reaches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forge_core.generation import vllm_engine
+from forge_core.generation.vllm_engine import EngineHost
+
+Sent = list[tuple[str, Any]]
+
+
+class Engine:
+    """Answers a request with its prompt as the response; ``on_add`` and ``on_rpc`` may raise."""
+
+    def __init__(self, on_add: Callable[[str], None], on_rpc: Callable[[], None]) -> None:
+        self.errored = False
+        self._on_add, self._on_rpc = on_add, on_rpc
+
+    async def add_request(self, name: str, prompt: dict[str, Any], params: Any, *, priority: int) -> Any:
+        self._on_add(name)
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+        tokens = prompt["prompt_token_ids"]
+        logprobs = [{token: SimpleNamespace(logprob=-1.0)} for token in tokens]
+        sequence = SimpleNamespace(token_ids=tokens, logprobs=logprobs, finish_reason="length")
+        queue.put_nowait(SimpleNamespace(finished=True, prompt_token_ids=tokens, outputs=[sequence]))
+
+        def get_nowait() -> Any:
+            return queue.get_nowait()
+
+        return SimpleNamespace(get_nowait=get_nowait, get=queue.get)
+
+    async def sleep(self, level: int) -> None:
+        self._on_rpc()
+
+
+@pytest.fixture(autouse=True)
+def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_engine, "sampling_params", lambda params: params)
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+def played(messages: Sent, on_add: Callable[..., None] = nothing, dies: bool = False) -> tuple[Sent, bool]:
+    """What the host says to ``messages``, and whether it has ended."""
+    sent: Sent = []
+
+    async def play() -> bool:
+        def failing() -> None:
+            raise OSError("no memory")
+
+        engine = Engine(on_add, failing)
+        engine.errored = dies
+        host = EngineHost(engine, SimpleNamespace(send=sent.append), 0, "float32")  # type: ignore[arg-type]
+        for message in messages:
+            host.handle(message)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return host.ended.is_set()
+
+    return sent, asyncio.run(play())
+
+
+def asked(*names: str) -> tuple[str, Any]:
+    return "generate", [
+        {"id": name, "prompt_ids": [3, 4], "priority": 0, "min_version": 0, "params": {}} for name in names
+    ]
+
+
+def raising(error: Exception) -> Callable[[str], None]:
+    def on_add(name: str) -> None:
+        if name.startswith("bad"):
+            raise error
+
+    return on_add
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no"), TypeError("no"), AttributeError("no"), Exception("as vLLM's own, which is no ValueError")],
+)
+def test_an_error_in_one_request_is_its_answer_and_the_others_go_on(error: Exception) -> None:
+    sent, ended = played([asked("bad", "good")], raising(error))
+    results = {body["id"]: body for kind, body in sent if kind == "done"}
+    assert results["bad"] == {"id": "bad", "refused": f"{type(error).__name__}: {error}"}
+    assert results["good"]["tokens"] == [3, 4]
+    assert not ended
+
+
+def test_the_death_of_the_engine_is_no_answer_to_a_request() -> None:
+    sent, ended = played([asked("bad")], raising(RuntimeError("dead")), dies=True)
+    assert sent == [("died", "RuntimeError: dead")]
+    assert ended
+
+
+@pytest.mark.parametrize("kind", ["score", "config"])
+def test_a_question_that_fails_is_answered_and_the_engine_goes_on(kind: str) -> None:
+    arguments = {"token_ids": [1]} if kind == "score" else {}
+    sent, ended = played([(kind, {"call": 7, **arguments}), asked("good")])  # this engine knows neither
+    ((number, answer),) = (body for name, body in sent if name == "reply")
+    assert (number, list(answer)) == (7, ["refused"])
+    assert [body["id"] for name, body in sent if name == "done"] == ["good"]
+    assert not ended
+
+
+def test_a_change_that_fails_ends_the_engine() -> None:
+    sent, ended = played([("sleep", {"call": 7})])
+    assert sent == [("failed", (7, "OSError: no memory")), ("died", "OSError: no memory")]
+    assert ended
