@@ -492,6 +492,8 @@ def test_no_engine_stays_behind_when_another_cannot_start(versions: Versions, tm
 
     def environment(ids: Sequence[str]) -> dict[str, str]:
         given.append(None)
+        while len(given) == 2 and not any("EngineCore" in log.read_text() for log in tmp_path.glob("vllm-*.log")):
+            time.sleep(0.1)
         if len(given) == 2:
             raise OSError("no such device")
         return {}
@@ -500,7 +502,6 @@ def test_no_engine_stays_behind_when_another_cannot_start(versions: Versions, tm
         VLLMGenerator(versions, version=0, settings=settings(gpus=((), ()), environment=environment), logs=tmp_path)
     logs = [str(path) for path in tmp_path.glob("vllm-*.log")]
     assert len(logs) == 1
-    assert "init engine" in Path(logs[0]).read_text(), "one did start"
     held = [p for p in psutil.Process().children(recursive=True) if any(f.path in logs for f in p.open_files())]
     assert not held
 
