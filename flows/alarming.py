@@ -12,13 +12,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import copy_context
 from typing import Any
 
 from prefect.events import emit_event
 
-from forge_core.observability.alarms import FIRST, Alarm, Alarms, silence
+from forge_core.observability.alarms import Alarm, Alarms, first_trained, silence
 from forge_core.observability.best_effort import BestEffort
 from forge_core.report.watching import Watched
 from forge_core.runs.context import RunContext
@@ -40,7 +40,7 @@ class Alarming:
         self._context = copy_context()  # an event is related to the flow run of its context
         self._closed = threading.Event()
 
-    def begin(self, entries: Iterable[dict[str, Any]] | None = None) -> None:
+    def begin(self, entries: Iterable[Mapping[str, Any]] | None = None) -> None:
         """Tell what steps raise from here on; ``entries``: all that are committed (left out: those needed are read)."""
         for entry in self._committed() if entries is None else entries:
             self._rules.after(entry)
@@ -64,11 +64,12 @@ class Alarming:
         self._closed.set()
         self._events.close(5.0)
 
-    def _committed(self) -> Iterable[dict[str, Any]]:
+    def _committed(self) -> Iterable[Mapping[str, Any]]:
         ledger = self._ctx.ledger
         head = max(0, ledger.head())
         newest = max(0, head - self._rules.needs)
-        return (ledger.required(batch) for batch in [*range(min(FIRST, newest)), *range(newest, head)])
+        yield from first_trained(ledger.required, newest)
+        yield from map(ledger.required, range(newest, head))
 
     def _watch(self) -> None:
         minutes = self._ctx.config.alarms.silent_minutes

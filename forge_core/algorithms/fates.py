@@ -151,10 +151,11 @@ def _fate(
     if episode.reward is None:
         return Fate(episode_id, 0.0, age, False, GRADING_FAILED, 0)
     cut = episode.finish_reason == "length" and rules.truncated != "keep"
-    if reason is None and cut and rules.truncated == "mask":
+    masked = cut and rules.truncated == "mask"
+    if reason is None and masked:
         reason = TRUNCATED
     counted = reason is None or (reason == ZERO_VARIANCE and rules.wanted is None)
-    tokens = sum(episode.response_mask) if counted else 0
+    tokens = sum(episode.response_mask) if counted and not masked else 0
     return Fate(episode_id, 0.0 if cut or reason else advantage, age, reason is None, reason, tokens)
 
 

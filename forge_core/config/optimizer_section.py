@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from forge_core.config.section import Fraction, Section
 
 Dtype = Literal["float32", "bfloat16"]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSection(Section):
@@ -17,7 +18,7 @@ class OptimizerSection(Section):
     lr_decay: Literal["constant", "linear", "cosine"] = Field("constant", description="Schedule after the warm-up.")
     lr_min_ratio: Fraction = Field(0.0, description="Final learning rate as a share of the peak (linear, cosine).")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay of AdamW.")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), description="Moment decay rates of AdamW.")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.95), description="Moment decay rates of AdamW.")
     eps: float = Field(1e-8, gt=0, description="AdamW epsilon.")
     max_norm: float = Field(1.0, gt=0, description="Gradient clipping: largest total L2 norm.")
     token_budget: int | None = Field(

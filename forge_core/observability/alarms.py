@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import inf
@@ -68,6 +68,17 @@ class History:
             steps.clear()
 
 
+def first_trained(read: Callable[[int], Entry], before: int) -> Iterator[Entry]:
+    """The entries of a run from its start, until ``FIRST`` have trained, or up to batch ``before``."""
+    trained = 0
+    for batch in range(before):
+        if trained == FIRST:
+            return
+        entry = read(batch)
+        trained += entry["episodes"]["trained"] > 0
+        yield entry
+
+
 class Found(NamedTuple):
     """An alarm that holds."""
 
@@ -77,8 +88,8 @@ class Found(NamedTuple):
 
 
 class Alarms:
-    """The alarms of one run, step by step: feed it every entry, in order. Of a run that goes on, the first ``FIRST``
-    entries and the newest ``needs`` ones will do."""
+    """The alarms of one run, step by step: feed it every entry, in order. Of a run that goes on, those of
+    ``first_trained`` and the newest ``needs`` ones will do."""
 
     def __init__(self, section: AnyAlarms) -> None:
         self._section = section

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 from forge_core.config import ConfigError
 from forge_core.config.sft_config import SftConfig
-from forge_core.observability.alarms import FIRST, Alarm, Alarms, silence
+from forge_core.observability.alarms import Alarm, Alarms, first_trained, silence
 from forge_core.observability.entries import STAGES, held_out
 from forge_core.runs.early_end import is_finished
 from forge_core.runs.failures import Failure, failures
@@ -72,7 +73,7 @@ class Watched:
             )
         self._ledger = Ledger(store, run_id)
         self._entries: dict[int, dict[str, Any]] = {}
-        self._first: dict[int, dict[str, Any]] = {}
+        self._first = cache(self._ledger.required)
         self._held_out: tuple[int, float, float, float] | None = None
         self._written: dict[str, float] = {}  # when the objects of the newest look were written: they never change
         self._before: dict[str, float] = {}  # and those of the one before
@@ -142,10 +143,8 @@ class Watched:
         """What the newest steps raise, and whether the run is silent."""
         section = self.record.config.alarms
         rules = Alarms(section)
-        for batch in range(max(0, min(FIRST, version - len(entries)))):
-            if batch not in self._first:
-                self._first[batch] = self._ledger.required(batch)
-            rules.after(self._first[batch])
+        for entry in first_trained(self._first, max(0, version - len(entries))):
+            rules.after(entry)
         found = [a for entry in entries for a in rules.after(entry) if a.step > version - WINDOW]
         limit_s = None if section.silent_minutes is None else 60.0 * section.silent_minutes
         if limit_s is not None and silent_s is not None and silent_s > limit_s:

@@ -62,6 +62,7 @@ class Ensemble:
         """See ``BatchReward``. Metrics: those of the verifiers, each one's ``<verifier>/accuracy`` as it was told from
         the agreement, and ``prior``, the share of good responses."""
         graded, metrics = self._actor.grade_with_metrics(items, stop=stop)
+        del metrics["grades_per_second"]  # the caller measures its own
         names = self._actor.names
         values = np.array([[g.components.get(name, np.nan) for name in names] for g in graded]).reshape(-1, len(names))
         votes: Votes = np.where(np.isnan(values), np.nan, values >= self._threshold)

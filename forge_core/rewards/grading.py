@@ -13,7 +13,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -97,17 +97,28 @@ def grade_item(grade: Grade, item: RewardItem) -> Grading:
 
 
 def combine(gradings: Sequence[tuple[str, Grading]], weights: dict[str, float]) -> Graded:
-    """The reward of one item from its components; None when one of them failed."""
+    """The reward of one item from its components; None when one of them failed, or is no finite number."""
+    gradings = [(name, _finite(grading)) for name, grading in gradings]
     components: dict[str, float] = {}
     for name, grading in gradings:
         if grading.value is not None:
             components[name] = grading.value
-        components |= {f"{name}/{part}": value for part, value in grading.parts.items()}
+        components |= {f"{name}/{part}": value for part, value in grading.parts.items() if math.isfinite(value)}
     failed = [(name, g) for name, g in gradings if g.value is None]
     if failed:
         status = "timeout" if any(g.status == "timeout" for _, g in failed) else "error"
         return Graded(None, components, status, "; ".join(f"{name}: {g.error}" for name, g in failed))
-    return Graded(sum(weights[name] * components[name] for name, _ in gradings), components)
+    total = sum(weights[name] * components[name] for name, _ in gradings)
+    if not math.isfinite(total):
+        return Graded(None, components, "error", f"the sum of the weighted grades is {total}, which is not finite")
+    return Graded(total, components)
+
+
+def _finite(grading: Grading) -> Grading:
+    """A grade that is no finite number has failed: as a reward it would spoil its group and the training step."""
+    if grading.value is None or math.isfinite(grading.value):
+        return grading
+    return replace(grading, value=None, status="error", error=f"the grade is {grading.value}, which is not finite")
 
 
 def failure_text(error: Exception) -> str:

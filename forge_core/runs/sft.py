@@ -43,7 +43,7 @@ def _take_step(ctx: SftContext, batch: int) -> dict[str, Any]:
     publishing = time.monotonic()
     weights, weights_digest = publish_weights(ctx, batch, outcome)
     adapter = _publish_adapter(ctx, batch, outcome)
-    work = work_metrics(ctx, weights, [taken.tokens / taken.documents] * taken.documents)
+    work = work_metrics(ctx, weights, taken.lengths)
     times = {"time/publish": time.monotonic() - publishing, "time/step": time.monotonic() - started}
     return commit_step(
         ctx,

@@ -23,13 +23,14 @@ from forge_core.training.packed_rows import PackedRows
 @dataclass(frozen=True)
 class Taken:
     """What one training step took: ``cursor`` is where the next one begins; ``tokens`` are those of documents,
-    ``targets`` those that count in the loss; ``metrics`` are the loader's."""
+    ``targets`` those that count in the loss, ``lengths`` the tokens of each document; ``metrics`` are the loader's."""
 
     cursor: dict[str, Any]
     documents: int
     tokens: int
     targets: int
     positions: int
+    lengths: list[int]
     metrics: dict[str, float]
 
 
@@ -54,15 +55,16 @@ class RowSource:
         """The rows of each optimizer step of training step ``batch``, which has taken them when this ends. Raises
         DataError, Stopped."""
         self._seek(batch)
-        self._next, parts = None, []
+        self._next, parts, lengths = None, [], list[int]()
         for _ in range(self._config.training.sync_interval):
             rows = PackedRows.of([self._row() for _ in range(self._config.rows_per_optimizer_step)])
             parts.append((len(rows), rows.tokens, rows.totals.tokens, rows.input_ids.size))
+            lengths += rows.lengths
             yield rows
         self._next = batch + 1
         documents, tokens, targets, positions = (sum(part) for part in zip(*parts, strict=True))
         cursor, metrics = self._loader.state_dict(), self._loader.metrics()
-        self._taken = {batch: Taken(cursor, documents, tokens, targets, positions, metrics)}
+        self._taken = {batch: Taken(cursor, documents, tokens, targets, positions, lengths, metrics)}
 
     def taken(self, batch: int) -> Taken:
         """What training step ``batch``, the last one, took."""

@@ -202,7 +202,7 @@ def reward_item(e: Episode) -> RewardItem:
         "task": e.task,
         "finish_reason": e.finish_reason,
         "prompt_messages": e.messages,
-        "response_tokens": len(e.response_ids),
+        "response_tokens": sum(e.response_mask),
     }
     return RewardItem(prompt, e.text, metadata)
 

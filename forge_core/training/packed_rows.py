@@ -72,6 +72,11 @@ class PackedRows:
         return int((self.document_ids >= 0).sum())
 
     @property
+    def lengths(self) -> list[int]:
+        """Tokens of each document."""
+        return np.bincount(self.document_ids[self.document_ids >= 0], minlength=self.documents).tolist()
+
+    @property
     def totals(self) -> Totals:
         """The loss's denominators: target tokens of all rows, on whatever rank they are."""
         return Totals(int(self.target_mask.sum()), self.documents)

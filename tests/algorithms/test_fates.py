@@ -167,6 +167,17 @@ def test_what_becomes_of_a_truncated_episode(policy: str, trained: bool, tokens:
     assert whole.advantage == group_advantages([1.0, 0.0, 0.0])[0], "its reward stays in the group's statistics"
 
 
+def test_a_masked_episode_counts_in_no_denominator_whatever_its_group() -> None:
+    groups, episodes = graded_groups([0.0, 0.0], [1.0, 0.0])
+    for name in ("r/b/0/0", "r/b/0/1"):
+        episodes[name].finish_reason = "length"
+    found = decide_fates(groups, episodes, 5, FateRules(1, truncated="mask"))
+    assert [f.loss_tokens for f in found] == [0, 0, 2, 2]
+    assert [f.dropped for f in found] == ["zero_variance", "zero_variance", None, None]
+    found = decide_fates(groups, episodes, 5, FateRules(1, truncated="zero_advantage"))
+    assert [f.loss_tokens for f in found] == [2, 2, 2, 2]
+
+
 def test_reinforce_plus_plus_whitens_rewards_over_the_tokens_of_the_batch() -> None:
     groups, episodes = graded_groups([1.0, 1.0], [1.0, 0.0])
     episodes["r/b/1/1"].response_ids, episodes["r/b/1/1"].response_mask = [2, 3, 4], [True, True, True]

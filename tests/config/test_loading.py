@@ -71,6 +71,12 @@ def test_the_guides_variants_load(write, overrides, key, expected):
     assert key(load_config(write(GUIDE), overrides)) == expected
 
 
+def test_a_decay_rate_of_one_is_refused_with_its_key():
+    for rates in ("[1.0, 0.95]", "[0.9, 1]", "[-0.1, 0.9]"):
+        with pytest.raises(ConfigError, match=r"training\.betas"):
+            load_config({}, [f"training.betas={rates}"])
+
+
 @pytest.mark.parametrize(
     ("degrees", "data"),
     [

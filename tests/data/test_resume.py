@@ -133,6 +133,8 @@ def test_ranks_share_every_global_batch_and_their_number_may_change_on_resume(fi
     def taken(source: Any, ranks: int) -> list[list[int]]:
         """The rows of one global batch, as all ranks have them in their micro-batches."""
         rows = PackedRows.of(list(islice(source, 8)))
+        each = [int((rows.document_ids == document).sum()) for document in range(len(rows))]
+        assert rows.lengths == each
         shares = [list(rows.micro_batches(rank, ranks, 128)) for rank in range(ranks)]
         assert {sum(len(batch.input_ids) for batch in share) for share in shares} == {8 // ranks}
         return sorted(row.tolist() for share in shares for batch in share for row in batch.input_ids)

@@ -14,7 +14,17 @@ from flows import watching
 from flows.stopping import request_stop
 from forge_core.config import ConfigError, load_config
 from forge_core.config.alarm_sections import AlarmSection, AnyAlarms, SftAlarmSection
-from forge_core.observability.alarms import FREE, GIB, STORED, WEIGHTS, Alarms, alarm_section, alarms_of, longest_gap
+from forge_core.observability.alarms import (
+    FREE,
+    GIB,
+    STORED,
+    WEIGHTS,
+    Alarms,
+    alarm_section,
+    alarms_of,
+    first_trained,
+    longest_gap,
+)
 from forge_core.report import write_report
 from forge_core.report.alarms import alarms
 from forge_core.report.facts import collect
@@ -157,10 +167,26 @@ def test_going_on_with_a_run_raises_what_going_through_raises(section: AnyAlarms
     assert {alarm.name for alarm in whole} == names
     for head in (0, 3, 7, 101, 130, 170, 220, 300, 310, 332, 345, 399):
         rules = Alarms(section)
-        newest = max(0, head - rules.needs)
-        for one in [*entries[: min(5, newest)], *entries[newest:head]]:
-            rules.after(one)
+        going_on(rules, entries, head)
         assert [a for one in entries[head:] for a in rules.after(one)] == [a for a in whole if a.step > head]
+
+
+def going_on(rules: Alarms, entries: list[dict[str, Any]], head: int) -> None:
+    """Feed what those who go on with a run of ``head`` steps read of it."""
+    newest = max(0, head - rules.needs)
+    for one in [*first_trained(entries.__getitem__, newest), *entries[newest:head]]:
+        rules.after(one)
+
+
+def test_the_first_steps_are_those_that_trained_also_of_a_run_that_goes_on():
+    entries = steps(124, entropy=lambda b: 2.0 if b < 60 else 0.5 if b < 120 else 0.019)
+    for idle in entries[:4]:
+        idle["episodes"], idle["metrics"]["entropy"] = NONE, 0.0
+    section = AlarmSection(flat_reward=None)
+    rules = Alarms(section)
+    going_on(rules, entries, 119)
+    found = [a for one in entries[119:] for a in rules.after(one)]
+    assert [(alarm.name, alarm.step) for alarm in found] == raised(section, entries) == [("entropy_collapse", 123)]
 
 
 def test_steps_before_a_gap_do_not_count_as_steps_in_a_row():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from forge_core.config.reward_sections import RewardFunction
 from forge_core.config.run_config import RewardsSection
 from forge_core.rewards import Graded, RewardActor, RewardError, RewardItem
+from forge_core.rewards.grading import Grading, combine
 from forge_core.stop import Stopped, StopToken
 
 
@@ -81,6 +82,21 @@ def test_what_is_no_finite_number_is_null_never_zero(returned: object, text: str
     assert graded.components == {}
     assert graded.status == "error"
     assert text in (graded.error or "")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_a_batch_of_grades_says_is_checked_too(value: float):
+    gradings = [("model", Grading(value, parts={"a": 1.0, "b": value})), ("other", Grading(1.0))]
+    graded = combine(gradings, {"model": 1.0, "other": 1.0})
+    assert (graded.reward, graded.status) == (None, "error")
+    assert graded.error == f"model: the grade is {value}, which is not finite"
+    assert graded.components == {"model/a": 1.0, "other": 1.0}
+
+
+def test_a_sum_that_is_no_finite_number_is_an_error():
+    graded = combine([("one", Grading(1e308)), ("two", Grading(1e308))], {"one": 1.0, "two": 1.0})
+    assert (graded.reward, graded.status) == (None, "error")
+    assert "sum of the weighted grades is inf" in (graded.error or "")
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ def test_real_rewards_vote_and_their_grades_are_in_the_components(verifiers: lis
     }
     assert metrics["ensemble/votes/accuracy"] > 0.8 > metrics["ensemble/votes#3/accuracy"]
     assert metrics["ensemble/prior"] == pytest.approx(good.mean(), abs=0.1)
+    assert [name for name in metrics if name.endswith("grades_per_second")] == ["grades_per_second"]
 
 
 def test_a_failed_verifier_is_null_unless_some_may_be_missing(verifiers: list[dict]):

@@ -7,8 +7,9 @@ import pytest
 from forge_core.rewards import RewardError, chat
 from forge_core.runs.episodes import add_rewards, read_episodes
 from forge_core.runs.initialise import initialise
-from forge_core.runs.stages import sample_shard, score_shard
+from forge_core.runs.stages import reward_item, sample_shard, score_shard
 from forge_core.store import layout
+from tests.algorithms.test_fates import episode
 from tests.rewards.judge_server import Answer, JudgeServer
 from tests.runs.harness import OPENED, advance, memory, new_run
 
@@ -81,3 +82,9 @@ def test_closing_a_run_ends_what_rewards_hold():
     assert "llm-judge" in {t.name for t in threading.enumerate()} - before
     OPENED.pop().close()
     assert "llm-judge" not in {t.name for t in threading.enumerate()}
+
+
+def test_a_response_is_as_long_as_what_the_policy_sampled_of_it():
+    played = episode("run/0/0/0", None)
+    played.response_ids, played.response_mask = [2, 3, 4, 5], [True, False, False, True]
+    assert reward_item(played).metadata["response_tokens"] == 2

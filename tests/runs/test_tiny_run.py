@@ -221,8 +221,10 @@ def test_changed_code_is_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_several_optimizer_steps_and_epochs_make_one_version() -> None:
-    ctx = advance(new_run(memory(), "training.sync_interval=2", "training.epochs_per_batch=3", "steps=1"), 1)
+    several = ("training.sync_interval=2", "training.epochs_per_batch=3", "training.lr_decay=linear", "steps=1")
+    ctx = advance(new_run(memory(), *several), 1)
     entry = ctx.ledger.entry(0)
+    assert entry["metrics"]["learning_rate"] == pytest.approx(0.01 / 6), "the last optimizer step's"
     assert entry["episodes"]["planned"] == 64
     assert ctx.trainer._trainer.step == 6
     again = reopened(ctx)

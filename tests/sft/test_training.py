@@ -13,6 +13,7 @@ import torch
 from forge_core.data.loader import build_loader
 from forge_core.data.prompts import held_out, prompt_id
 from forge_core.runs.sft_context import SftContext
+from forge_core.runs.step_metrics import model_flops
 from forge_core.store import layout
 from forge_core.training.packed_rows import PackedRows
 from tests.sft.harness import advance, decided, memory, new_run, reopened, tiny
@@ -95,6 +96,11 @@ def test_each_entry_says_what_was_trained_on_and_how_fast(data: Path):
     assert metrics["data/packed"] == pytest.approx(first["tokens"] / (8 * 48))
     assert metrics["time/tokens_per_second"] == pytest.approx(first["tokens"] / metrics["time/train"])
     assert second["metrics"]["packing/rows"] == 16
+    lengths = [length for step in rows for length in step.lengths]
+    model = json.loads((ctx.weights_dir(0) / "config.json").read_text())
+    squares = sum(length**2 for length in lengths)
+    assert squares > sum(lengths) ** 2 / len(lengths), "they differ"
+    assert metrics["trainer/model_flops"] == model_flops(model, sum(lengths), squares)
 
 
 def test_a_run_that_validates_nothing_has_no_validation_loss(data: Path):
