@@ -209,8 +209,8 @@ class Role(RoleSession):
 
     def run_to_the_end(self) -> None:
         look, do = {
-            "generator": (self.claimed, self._sample),
-            "scorer": (lambda: next(self.frontier.unscored(), None), lambda shard: score_shard(self.context, shard)),
+            "generator": (lambda: self.claimed(self.frontier.sampling), self._sample),
+            "scorer": (lambda: self.claimed(self.frontier.unscored), lambda w: score_shard(self.context, w.episodes)),
             "trainer": (self.frontier.step, lambda step: train_batch(self.context, step.batch)),
         }[self.role]
         with self.heartbeat, StopWatcher(self.stop, self._store, self.run.run_id, None):

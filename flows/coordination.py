@@ -84,11 +84,17 @@ class Coordination:
         self._watcher.__exit__(None, None, None)
         self._alarms.close()
         if error is None:
-            self._artifacts.finish(self.context.ledger.entries(), LAST_S)
+            self._show_result()
         self._best_effort.close((DRAWING_S if error else LAST_S) + SENDING_S)
         self.context.close()
         self.outcome = self._final_state(error)
         return self.outcome is not None
+
+    def _show_result(self) -> None:
+        try:
+            self._artifacts.finish(self.context.ledger.entries(), LAST_S)
+        except (StoreError, OSError) as outage:  # the run's own outcome is what matters now
+            log.warning("no closing figures: %s", outage)
 
     def _final_state(self, error: BaseException | None) -> State[Any] | None:
         if error is None:

@@ -1,7 +1,10 @@
 """Evaluate one pinned policy on held-out prompts, and compare it with another.
 
-What was evaluated before is not evaluated again: an evaluation is stored under the digest of weights, prompts, sampling
-and rewards, whoever asked for it.
+Invariants:
+- What was evaluated before is not evaluated again: an evaluation is stored under the digest of weights, prompts,
+  sampling and rewards, whoever asked for it.
+- A flow run of the deployment that crashed, or whose machine was taken, is started again as any other (``restarting``);
+  one that was started ``CRASHES`` times more than once fails, which ends the circle.
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ import io
 from typing import Any
 
 from prefect import flow, runtime
-from prefect.states import Cancelled, Completed
+from prefect.states import Completed
 
 from flows.announcing import announce, show
 from flows.output import outlive_readers
 from flows.parameters import ConfigParameter
+from flows.restarting import CRASHES, is_deployed, stopped_state
 from flows.stoppable import stoppable
+from forge_core.config import ConfigError
 from forge_core.evaluation.asking import Question, asked
 from forge_core.evaluation.plot import evaluation_png
 from forge_core.evaluation.results import Evaluation, compare, read_evaluation, summarise
@@ -39,13 +44,21 @@ def evaluate(
     ``config``: whose prompts, rewards and ``eval`` settings; left out: those of the model's run.
     """
     outlive_readers()
+    _refuse_circles(runtime.flow_run.run_count)
     question = asked(model, config, overrides or {}, store, against)
     try:
         with stoppable(question.store, question.run_id, runtime.flow_run.id) as stop:
             prefixes = [evaluate_model(question.store.uri, question.config, p, stop) for p in question.policies]
     except Stopped as stopped:
-        return Cancelled(message=f"{stopped}; what was evaluated is kept")
+        return stopped_state(stopped, f"{stopped}; what was evaluated is kept", restarted=is_deployed())
     return Completed(message=_told(question, [read_evaluation(question.store, prefix) for prefix in prefixes]))
+
+
+def _refuse_circles(starts: int) -> None:
+    if starts > 1 + CRASHES:
+        raise ConfigError(
+            f"this evaluation was started {starts} times and did not end: look into the log for the cause"
+        )
 
 
 def _told(question: Question, evaluations: list[Evaluation]) -> str:

@@ -11,14 +11,13 @@ from rich.table import Table
 
 from flows.artifacts import RunArtifacts
 from flows.restarting import flow_run_id, started_before
-from flows.session import Session
-from forge_core.config import ConfigError, load_config
+from flows.session import Session, stopped_while_sealed
+from flows.stopping import starting
+from forge_core.config import ConfigError, RunConfig, load_config
 from forge_core.observability.rescored import COLUMNS, RescoreProgress, rescored_table, rescored_title
 from forge_core.runs.record import RunRecord, create_run, load_run, resume_check, resume_run
 from forge_core.runs.redo_setup import Redo, check_changes, check_redo, rescore_of, retrain_of
 from forge_core.runs.rescored import rescored_entries
-from forge_core.runs.sealing import seal
-from forge_core.stop import StopToken
 from forge_core.store import Store, open_store
 
 checks_log = logging.getLogger("forge.checks")
@@ -36,7 +35,8 @@ def new_redo_session(
     redo = make(store, parent, overrides, allow_code=allow_code, **how)
     for warning in redo.warnings:
         checks_log.warning(warning)
-    return session_of(store, create_run(store, redo.config, redo.parent, flow_run_id()))
+    with starting(store, str(redo.config.run.id)):
+        return session_of(store, create_run(store, redo.config, redo.parent, flow_run_id()))
 
 
 def resumed_redo_session(
@@ -44,14 +44,19 @@ def resumed_redo_session(
 ) -> RedoSession:
     """A session that goes on with a stored run. Raises ConfigError naming every difference not allowed."""
     store = open_store(store_root)
-    record = check_resumable(store, load_run(store, run_id), overrides, allow_keys, allow_code)
-    return session_of(store, record)
+    with starting(store, run_id):
+        record = load_run(store, run_id)
+        config, changed = check_resumable(store, record, overrides, allow_keys, allow_code)
+        trains = record.flow == "retrain-from"
+        if changed and trains and (stopped := stopped_while_sealed(store, record, session_of)):
+            return stopped  # type: ignore[no-any-return]
+        return session_of(store, resume_run(store, record, config, allow_keys, allow_code))
 
 
 def check_resumable(
     store: Store, record: RunRecord, overrides: list[str], allow_keys: list[str], allow_code: bool
-) -> RunRecord:
-    """The record to go on with; an allowed change is stored."""
+) -> tuple[RunConfig, list[str]]:
+    """The configuration to go on with, and what it changes."""
     assert record.parent is not None
     config = load_config(record.config, overrides)
     check_changes(record.config, config, record.flow)
@@ -64,9 +69,7 @@ def check_resumable(
         )
     for warning in check_redo(config, record.parent):
         checks_log.warning(warning)
-    if changed and record.flow == "retrain-from":
-        seal(store, record, StopToken())
-    return resume_run(store, record, config, allow_keys, allow_code)
+    return config, changed
 
 
 def session_of(store: Store, record: RunRecord) -> RedoSession:
@@ -93,6 +96,7 @@ class RescoreSession(RedoSession):
         self._progress = RescoreProgress(record.run_id, steps, console=self._console)
 
     def first_batch(self) -> int:
+        self.stop.check()
         entries = self._entries()
         self._progress.start(entries)
         return len(entries)

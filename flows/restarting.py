@@ -4,8 +4,8 @@ Invariants:
 - Where the configuration names no run, the run's id follows from the flow run alone: each start finds the same run.
 - Only the flow run that made a run goes on with it unasked; another one with the same ``run.id`` is refused.
 - A run of a deployment whose machine is taken (SIGTERM) ends as ``Preempted``, which is a crash: it is started again.
-- A flow run that keeps crashing ends as Failed: it may be started ``CRASHES`` times more often than it has committed
-  training steps.
+- A flow run that keeps crashing ends as Failed: it may be started ``CRASHES`` times more often than it has finished
+  batches, which are training steps, or batches that were graded again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from prefect.states import Cancelled, Crashed, State
 from flows.flow_runs import PREEMPTED
 from flows.stopping import SIGTERM
 from forge_core.config import ConfigError
-from forge_core.runs.record import C, with_new_id
-from forge_core.store import Ledger, Store, layout
+from forge_core.runs.record import C, load_run, with_new_id
+from forge_core.runs.rescored import finished_batches
+from forge_core.store import Store, layout
 
 CRASHES = 3
 
@@ -58,10 +59,10 @@ def started_before(store: Store, run_id: str) -> bool:
     key = layout.run_json(run_id)
     if flow_run_id() is None or not store.exists(key) or store.read_json(key).get("flow_run") != flow_run_id():
         return False
-    starts, committed = runtime.flow_run.run_count, max(0, Ledger(store, run_id).head())
-    if starts > committed + 1 + CRASHES:
+    starts, finished = runtime.flow_run.run_count, finished_batches(store, load_run(store, run_id))
+    if starts > finished + 1 + CRASHES:
         raise ConfigError(
-            f"this flow run was started {starts} times and has committed {committed} training steps: look into the log "
-            f"for the cause; once it is mended: forge resume {run_id}"
+            f"this flow run was started {starts} times and has finished {finished} batches: look into the log for the "
+            f"cause; once it is mended: forge resume {run_id}"
         )
     return True

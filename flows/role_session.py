@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from prefect import runtime
 from prefect.states import Completed, Failed, State
@@ -31,12 +31,13 @@ from forge_core.config import ConfigError
 from forge_core.data.errors import DataError
 from forge_core.logs import ProcessLog
 from forge_core.models.errors import ModelError
+from forge_core.overdue import Overdue
 from forge_core.runs import RunRef
 from forge_core.runs.checks import check_role
 from forge_core.runs.claims import Claims
 from forge_core.runs.context import RunContext, attach, detach
 from forge_core.runs.failures import record_failure
-from forge_core.runs.frontier import Evaluation, Frontier, Rollout
+from forge_core.runs.frontier import Frontier
 from forge_core.runs.heartbeat import Heartbeat, Unchanged
 from forge_core.runs.initialise import initialise as import_version_zero
 from forge_core.runs.planning import shards_at_once
@@ -55,7 +56,15 @@ REFUSALS = (  # trying again would end the same way
     *(IdentityError, CorruptObject, LedgerError),
 )
 
+
+class Claimable(Protocol):
+    """Work that one of several processes does; ``claims``: the folder of its claims."""
+
+    def claims(self, run_id: str) -> str: ...
+
+
 T = TypeVar("T")
+W = TypeVar("W", bound=Claimable)
 
 
 class RoleSession:
@@ -128,7 +137,7 @@ class RoleSession:
         self.finish(0)
 
     def wait_until(self, look: Callable[[], Any]) -> Any:
-        """The first true value of ``look``. Raises TimeoutError when nothing in the run moves for ``roles.wait_s``."""
+        """The first true value of ``look``. Raises Overdue when nothing in the run moves for ``roles.wait_s``."""
         pause = FIRST_LOOK_S
         while not (found := look()):
             self.stop.check()
@@ -141,10 +150,10 @@ class RoleSession:
         self._moved.seconds("waiting", time.monotonic())  # there is work, so the run is alive
         return found
 
-    def claimed(self) -> Rollout | Evaluation | None:
-        """The first thing to sample that nobody else has claimed and this process is not doing already."""
+    def claimed(self, due: Callable[[Claims], Iterable[W]]) -> W | None:
+        """The first work that is ``due`` which nobody else has claimed and this process is not doing already."""
         doing = [work for work, _ in self._running]
-        for work in self.frontier.sampling(self.claims):
+        for work in due(self.claims):
             if work not in doing and self.claims.take(work.claims(self.run.run_id)):
                 return work
         return None
@@ -177,7 +186,7 @@ class RoleSession:
         limit = self.config.roles.wait_s
         waited = self._moved.seconds("waiting", head)
         if waited > limit:
-            raise TimeoutError(
+            raise Overdue(
                 f"{self.role} of run {self.run.run_id!r}: nothing to do and no training step after {head - 1} for "
                 f"{waited:.0f} s (roles.wait_s={limit:g}): is the run's trainer at work? Start this role again with it"
             )

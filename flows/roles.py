@@ -1,8 +1,8 @@
 """The roles of a run on several machines: one long-lived flow run each, which meet only in the store.
 
 The same tasks, the same numbers as the one-flow run. A role waits for the objects that its column of the DAG needs,
-runs its task, publishes. Roles may start in any order, join late, and be started again; generators and scorers may be
-several. There is one trainer: of two, the ledger lets one win.
+runs its task, publishes. Roles may start in any order, join late, and be started again. Generators, scorers and
+references may be several: each takes what no other has claimed. There is one trainer: of two, the ledger lets one win.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def generator(run_id: str, store: str, name: str | None = None) -> Any:
     with RoleSession("generator", run_id, store, name) as role:
         role.open()
         role.await_policy()
-        for work in role.work(role.claimed):
+        for work in role.work(lambda: role.claimed(role.frontier.sampling)):
             if isinstance(work, Rollout):
                 role.start(work, rollout.submit(role.run, work.batch, work.shard, work.round), role.at_once)
             elif isinstance(work, Evaluation):
@@ -35,23 +35,22 @@ def generator(run_id: str, store: str, name: str | None = None) -> Any:
 
 @flow(name="scorer", flow_run_name="scorer {run_id}", task_runner=LOCAL_TASKS)
 def scorer(run_id: str, store: str, name: str | None = None) -> Any:
-    """Grade the sampled shards of open batches."""
+    """Grade the sampled shards of open batches that nobody else has claimed."""
     with RoleSession("scorer", run_id, store, name) as role:
         role.open()
-        for episodes in role.work(lambda: next(role.frontier.unscored(), None)):
-            role.start(episodes, score.submit(role.run, episodes.batch, episodes))
+        for work in role.work(lambda: role.claimed(role.frontier.unscored)):
+            role.start(work, score.submit(role.run, work.episodes.batch, work.episodes))
     return role.outcome
 
 
 @flow(name="reference", flow_run_name="reference {run_id}", task_runner=LOCAL_TASKS)
 def reference(run_id: str, store: str, name: str | None = None) -> Any:
-    """Compute the reference log-probabilities of the sampled shards of open batches."""
+    """Compute the reference log-probabilities of the sampled shards of open batches that nobody else has claimed."""
     with RoleSession("reference", run_id, store, name) as role:
         role.open()
         role.await_policy()
-        for batch, shards in role.work(lambda: next(role.frontier.unreferenced(), None)):
-            whole = shards if role.config.filters.dynamic_sampling else shards[0]
-            role.start(whole, reference_logprobs.submit(role.run, batch, whole))
+        for work in role.work(lambda: role.claimed(role.frontier.unreferenced)):
+            role.start(work, reference_logprobs.submit(role.run, work.batch, work.episodes))
     return role.outcome
 
 

@@ -31,6 +31,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,9 +48,11 @@ from flows.home import (
 )
 from flows.named_server import require_server
 from flows.queued import send_or_drop
+from forge_core.files import write_whole
 
 START_TIMEOUT_S = 180.0
 LOOPBACK = "127.0.0.1"
+RECORD = "server.json"  # of the home's shared server
 PROCESS = Path(__file__).with_name("server_process.py")
 
 # A child serves one flow and no deployments, so the services that look after schedules, late runs and automations
@@ -139,7 +142,7 @@ def serve(home: Path | None = None, port: int = 4200, host: str = LOOPBACK) -> N
     except OSError as error:
         raise ServerError(f"port {port} on {host} cannot be used ({error}): choose another --port or --host") from error
     url = _api_url(listener)
-    (home / "server.json").write_text(json.dumps({"url": url, "pid": os.getpid()}))
+    write_whole(home / RECORD, json.dumps({"url": url, "pid": os.getpid()}))
     print(f"Prefect UI: {_ui_url(url)}\nfor workers and the prefect command: export PREFECT_API_URL={url}", flush=True)
     for descriptor in (*descriptors, listener.fileno()):
         os.set_inheritable(descriptor, True)
@@ -249,12 +252,20 @@ def _reload_settings() -> None:
 
 def _server_of_home(home: Path) -> str | None:
     """The URL of the home's shared server if one is recorded, runs and answers."""
-    record = home / "server.json"
-    if not record.exists():
+    recorded = _recorded(home)
+    if recorded is None:
         return None
-    written = json.loads(record.read_text())
-    url = str(written["url"])
-    return url if _exists(written["pid"]) and _answers(url, timeout_s=5.0) else None
+    url, pid = recorded
+    return url if _exists(pid) and _answers(url, timeout_s=5.0) else None
+
+
+def _recorded(home: Path) -> tuple[str, int] | None:
+    """Address and process of the server that ``serve`` became last. A record that cannot be read is none: it can only
+    be of a server that is gone, or of another user."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        written = json.loads((home / RECORD).read_text())
+        return str(written["url"]), int(written["pid"])
+    return None
 
 
 def _exists(pid: int) -> bool:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +28,8 @@ from flows.alarming import Alarming
 from flows.artifacts import DRAWING_S, LAST_S, SENDING_S, RunArtifacts
 from flows.output import outlive_readers
 from flows.restarting import flow_run_id, is_deployed, started_before, stopped_state, with_run_id
-from flows.stopping import StopWatcher
+from flows.stoppable import stoppable
+from flows.stopping import StopWatcher, starting
 from flows.window import Window
 from forge_core.config import ConfigError, RunConfig, load_config, store_uri
 from forge_core.config.overrides import Overrides
@@ -86,9 +88,10 @@ def session_of_new(kind: Kind, given: Any, overrides: dict[str, Any]) -> Any:
     store = open_store(store_uri(None, config))
     if started_before(store, config.run.id):
         return session_of_stored(kind, config.run.id, store.uri, [], [], False)
-    for warning in kind.check(config):
-        checks_log.warning(warning)
-    return kind.opened(store, create_run(store, config, flow_run=flow_run_id()))
+    with starting(store, config.run.id):
+        for warning in kind.check(config):
+            checks_log.warning(warning)
+        return kind.opened(store, create_run(store, config, flow_run=flow_run_id()))
 
 
 def session_of_stored(
@@ -96,14 +99,27 @@ def session_of_stored(
 ) -> Any:
     """A session that goes on with a stored run. Raises ConfigError naming every difference not allowed."""
     store = open_store(store_root)
-    record = load_run(store, run_id)
-    config = kind.load(kind.stored(record), overrides)
-    changed, _ = resume_check(store, record, config, allow_keys, allow_code)  # before any code of the run is imported
-    for warning in kind.check(kind.with_stored_model(store, run_id, config)):
-        checks_log.warning(warning)
-    if changed:
-        seal(store, record, StopToken())
-    return kind.opened(store, resume_run(store, record, config, allow_keys, allow_code))
+    with starting(store, run_id):
+        record = load_run(store, run_id)
+        config = kind.load(kind.stored(record), overrides)
+        changed, _ = resume_check(store, record, config, allow_keys, allow_code)  # before its code is imported
+        for warning in kind.check(kind.with_stored_model(store, run_id, config)):
+            checks_log.warning(warning)
+        if changed and (stopped := stopped_while_sealed(store, record, kind.opened)):
+            return stopped
+        return kind.opened(store, resume_run(store, record, config, allow_keys, allow_code))
+
+
+def stopped_while_sealed(store: Store, record: RunRecord, opened: Callable[[Store, RunRecord], Any]) -> Any:
+    """Seal a run whose configuration is to change. A stop ends that as it ends a run: returned is a session of the run
+    as it was, which is stopped before it begins; else None."""
+    with stoppable(store, record.run_id, flow_run_id()) as stop, suppress(Stopped):
+        seal(store, record, stop)
+    if stop.reason is None:
+        return None
+    session = opened(store, replace(record, code_checked=True))
+    session.stop.set(stop.reason)
+    return session
 
 
 def run_name() -> str:
@@ -164,7 +180,8 @@ class Session:
         return shard_count(self.config)
 
     def first_batch(self) -> int:
-        """The first training step that is not committed; from here on steps are timed."""
+        """The first training step that is not committed; from here on steps are timed. Raises Stopped."""
+        self.stop.check()
         entries = self._entries()
         self._progress.start(entries)
         self._alarms.begin(entries)

@@ -1,8 +1,11 @@
-"""The session of a supervised run: as any other (``session.py``), with its own checks, engines and display."""
+"""The session of a supervised run: as any other (``session.py``), with its own checks, engines and display.
+
+Invariant: the final state asks the store nothing, so no outage takes the place of how the run ended.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from prefect import runtime
@@ -16,7 +19,7 @@ from forge_core.config.sft_config import SftConfig
 from forge_core.config.sft_loader import load_sft_config
 from forge_core.observability.sft_progress import COLUMNS, SftProgress, sft_table, sft_title
 from forge_core.report.figures import curves_of, live
-from forge_core.runs.early_end import ends_early, validation_losses
+from forge_core.runs.early_end import EarlyEnd
 from forge_core.runs.record import RunRecord
 from forge_core.runs.sft_checks import check_sft, with_stored_sft_model
 from forge_core.runs.sft_context import SftContext, sft_config
@@ -45,6 +48,7 @@ def resumed_sft_session(
 
 class SftSession(Session):
     figures = staticmethod(partial(curves_of, supervised=True))
+    _ended_early: str | None = None  # how, once the run has
 
     def __init__(self, store: Store, record: RunRecord) -> None:
         super().__init__(store, record)
@@ -57,16 +61,22 @@ class SftSession(Session):
     def _opened(self, store: Store, record: RunRecord) -> SftContext:
         return SftContext(store, record, self.stop)
 
+    @cached_property
+    def _early_end(self) -> EarlyEnd:
+        return EarlyEnd(self._context.ledger)
+
     def enough(self) -> bool:
         """Whether the validation loss has stopped falling."""
-        return ends_early(sft_config(self._context.record), validation_losses(self._context.ledger.entries()))
+        if not self._early_end.reached(sft_config(self._context.record)):
+            return False
+        head, best = self._context.ledger.head(), best_version(self._context.store, self.run.run_id)
+        self._ended_early = f"{head} {self.done}: the validation loss is lowest for version {best.version}"
+        return True
 
     def _final_state(self, error: BaseException | None) -> State[Any]:
-        head = self._context.ledger.head()
-        if error is not None or head >= self.config.steps:
+        if error is not None or self._ended_early is None:
             return super()._final_state(error)
-        best = best_version(self._context.store, self.run.run_id)
-        return Completed(message=f"{head} {self.done}: the validation loss is lowest for version {best.version}")
+        return Completed(message=self._ended_early)
 
     def _table(self, entries: list[dict[str, Any]]) -> Table:
         return sft_table(entries, sft_title(entries), self.run.run_id)

@@ -13,6 +13,10 @@ the main thread Python lets nobody install handlers; the other ways still work.
 On a worker Prefect ends the process of a stopped flow run with an exception, ``CancelledRun`` or ``CrashedRun``; its
 log gets a line of it in place of two tracebacks, which would look like a failure (``say_stopped_in_a_line``).
 
+Requests of the store are numbered. Those from before are history: a run that was stopped can be resumed. What is
+before, ``starting`` says where it can be long until there is a watcher, as while a command checks its input and starts
+a server; else it is the making of the watcher.
+
 Guarantees: a source that cannot be asked (an outage of the store or of the Prefect server) never fails the run and
 never delays the other source; ``errors`` counts what failed.
 """
@@ -24,8 +28,8 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -41,6 +45,22 @@ if TYPE_CHECKING:
 POLL_S = 2.0
 STOP, SIGTERM, CANCELLED = "forge stop", "SIGTERM", "cancelled in Prefect"  # reasons
 _log = logging.getLogger(__name__)
+_starting: dict[tuple[str, str], int] = {}  # the first request that counts, by store and run
+
+
+@contextmanager
+def starting(store: Store, run_id: str) -> Iterator[None]:
+    """A watcher that is made inside, by whichever function of this process, heeds requests to stop ``run_id`` from here
+    on."""
+    key = (store.uri, run_id)
+    outermost = key not in _starting
+    if outermost:
+        _starting[key] = next_request(store, run_id)
+    try:
+        yield
+    finally:
+        if outermost:
+            del _starting[key]
 
 
 class StopWatcher:
@@ -56,14 +76,15 @@ class StopWatcher:
         self._handlers: dict[int, Any] = {}
         self._signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._interrupts = 0
+        noted = _starting.get((store.uri, run_id))
+        self._request = next_request(store, run_id) if noted is None else noted
 
     def __enter__(self) -> StopWatcher:
-        request = next_request(self._store, self._run_id)
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[number] = signal.signal(number, self._on_signal)
             threading.Thread(target=self._hand_on_signals, name="forge-signals", daemon=True).start()
-        self._start("stop-requests", lambda: self._requested(request))
+        self._start("stop-requests", lambda: self._requested(self._request))
         if self._flow_run_id is not None:
             self._start("flow-run-state", self._cancelled)
         return self

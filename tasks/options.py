@@ -7,16 +7,18 @@ from typing import Any
 from prefect import runtime
 from prefect.cache_policies import NO_CACHE
 
+from forge_core.overdue import Overdue
 from forge_core.runs.context import RunContext, context_of
 from forge_core.store import CorruptObject, IdentityError, LedgerError, NotFound, StoreError
 from forge_core.weights.registry import RegistryError
 
 
 def is_io_error(task: Any, run: Any, state: Any) -> bool:
-    """Whether a failed attempt is worth repeating: the store or the network, nothing else."""
+    """Whether a failed attempt is worth repeating: the store or the network, nothing else. A time limit of ours that is
+    up is neither, though Python calls every TimeoutError an OSError."""
     error = state.result(raise_on_failure=False)
-    lasting = (NotFound, IdentityError, CorruptObject, LedgerError, RegistryError)
-    return isinstance(error, OSError) or (isinstance(error, StoreError) and not isinstance(error, lasting))
+    lasting = (Overdue, NotFound, IdentityError, CorruptObject, LedgerError, RegistryError)
+    return isinstance(error, OSError | StoreError) and not isinstance(error, lasting)
 
 
 OPTIONS: dict[str, Any] = {

@@ -15,9 +15,11 @@ from rich.console import Console
 
 from flows.arguments.running import ROLES
 from flows.commands.common import existing_store, loaded_config, opened_store
+from flows.stopping import starting
 from forge_core.config import ConfigError, RunConfig, load_config
 from forge_core.runs.checks import check_run, with_stored_model
 from forge_core.runs.code import own_code
+from forge_core.runs.early_end import is_finished
 from forge_core.runs.estimate import estimate_line
 from forge_core.runs.formats import SFT
 from forge_core.runs.record import check_new_run, create_run, load_run, resume_check, with_new_id
@@ -76,6 +78,11 @@ def _new(args: argparse.Namespace) -> tuple[Store, RunConfig]:
 def resume(args: argparse.Namespace) -> int:
     """Go on with a stored run."""
     store = existing_store(args, quiet=True)
+    with starting(store, args.run_id):
+        return _resume(args, store)
+
+
+def _resume(args: argparse.Namespace, store: Store) -> int:
     record = load_run(store, args.run_id)
     if record.flow == SFT:
         from flows.commands import sft
@@ -118,10 +125,16 @@ def run_id_of(config: RunConfig) -> str:
 
 
 def run_flow(start: Any, store: Store, run_id: str, about: Callable[[], str] = str) -> int:
-    """Start the flow under a Prefect server and turn its final state into an exit status.
+    """Start the flow under a Prefect server and turn its final state into an exit status. Requests to stop the run
+    count while the server starts.
 
     ``about``: a line to show before. Finding it may take seconds: the server starts meanwhile.
     """
+    with starting(store, run_id):
+        return _run_flow(start, store, run_id, about)
+
+
+def _run_flow(start: Any, store: Store, run_id: str, about: Callable[[], str]) -> int:
     from flows.server import ensure_server
 
     shown: list[str] = []
@@ -146,7 +159,7 @@ def run_flow(start: Any, store: Store, run_id: str, about: Callable[[], str] = s
 
 def _without_server(store: Store, run_id: str, outage: httpx.HTTPError) -> int:
     """The server was gone when the flow had ended and wanted to say so: the store knows how it ended."""
-    finished = Ledger(store, run_id).head() >= load_run(store, run_id).config.steps
+    finished = is_finished(store, load_run(store, run_id))
     rest = "is complete in the store" if finished else f"is not complete; go on with: forge resume {run_id}"
     print(f"the Prefect server does not answer ({outage}); run {run_id} {rest}", file=sys.stderr)
     return 0 if finished else FAILED

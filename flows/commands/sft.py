@@ -11,7 +11,7 @@ from flows.commands.common import loaded_sft_config, opened_store
 from flows.commands.running import run_flow
 from forge_core.config.sft_config import SftConfig
 from forge_core.config.sft_loader import load_sft_config
-from forge_core.runs.early_end import ends_early, validation_losses
+from forge_core.runs.early_end import EarlyEnd
 from forge_core.runs.record import RunRecord, check_new_run, resume_check, with_new_id
 from forge_core.runs.sft_checks import check_sft, with_stored_sft_model
 from forge_core.runs.sft_context import sft_config
@@ -63,7 +63,7 @@ def _finished(store: Store, run_id: str, config: SftConfig) -> str | None:
             f"run {run_id} has taken all of its {config.steps} training steps; to go further: forge resume {run_id} "
             f"steps={2 * config.steps} --allow-config-change steps"
         )
-    if not ends_early(config, validation_losses(ledger.entries())):
+    if not EarlyEnd(ledger).reached(config):
         return None
     return (
         f"run {run_id} has ended after {head} training steps, because the validation loss did not fall any more; the "

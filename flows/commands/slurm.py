@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flows.commands.common import loaded_config, loaded_sft_config, opened_store
 from forge_core.config import ConfigError, store_uri
+from forge_core.overdue import Overdue
 
 JOIN_S = 900.0  # the first node has this long to begin the run
 
@@ -35,7 +36,7 @@ def join(args: argparse.Namespace) -> int:
     print(f"logs of this node's ranks: {logs}", file=sys.stderr)
     try:
         serve(opened_store(args), args.run_id, logs, timeout_s=JOIN_S)
-    except TimeoutError as error:
+    except Overdue as error:
         raise ConfigError(
             f"{error}: the first node, which runs `forge train` or `forge sft`, did not begin the run"
         ) from error

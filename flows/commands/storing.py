@@ -16,11 +16,13 @@ from flows.commands.common import existing_store, show
 from flows.following import follow, print_files
 from forge_core.config import ConfigError
 from forge_core.logs import log_files, roles, run_logs
+from forge_core.runs.early_end import is_finished
 from forge_core.runs.formats import UnreadableRun
 from forge_core.runs.garbage import collect_garbage, collect_leftovers, collect_strays
 from forge_core.runs.record import RUN_ID, load_run
 from forge_core.runs.removal import references, remove_run, run_ids
-from forge_core.store import Ledger, Store, layout
+from forge_core.runs.rescored import finished_batches
+from forge_core.store import Store, layout
 from forge_core.store.deletion import Garbage
 from forge_core.store.usage import NO_RUN, usage
 
@@ -95,10 +97,12 @@ def _unfinished(store: Store, run_id: str) -> str:
     if not store.exists(layout.run_json(run_id)):
         return ""
     try:
-        head, steps = max(0, Ledger(store, run_id).head()), load_run(store, run_id).config.steps
+        record = load_run(store, run_id)
     except UnreadableRun:
         return " (of another release)"
-    return "" if head >= steps else f" (unfinished: {head} of {steps} steps)"
+    if is_finished(store, record):
+        return ""
+    return f" (unfinished: {finished_batches(store, record)} of {record.config.steps} steps)"
 
 
 def _agreed(question: str) -> bool:

@@ -96,7 +96,7 @@ class RolesSection(Section):
     generators: Positive = Field(1, description="Generator roles that the coordinator starts, each with its engines.")
     scorers: Positive = Field(1, description="Scorer roles that the coordinator starts.")
     claim_timeout_s: float = Field(
-        60.0, gt=0, description="Seconds without a heartbeat after which another generator takes over a shard."
+        60.0, gt=0, description="Seconds without a heartbeat after which another process takes over a shard."
     )
     wait_s: float = Field(
         3600.0, gt=0, description="Seconds without anything new in the run after which a waiting role gives up."

@@ -190,7 +190,8 @@ def _message(entry: Any, where: str) -> Message:
     name = entry.get("role") or entry.get("from")
     if name not in ROLES:
         raise DataError(f"{where}: unknown role {name!r}: use one of {', '.join(ROLES)}")
-    content = _content(entry.get("content", entry.get("value")), where)
+    said = entry.get("value") if entry.get("content") is None else entry["content"]
+    content = _content(said, where)
     message: Message = {"role": ROLES[name], "content": content}
     if name == "function_call":
         message |= {"content": "", "tool_calls": [_parsed(content, where)]}
@@ -200,6 +201,8 @@ def _message(entry: Any, where: str) -> Message:
         message["tool_calls"] = [_tool_call(call, where) for call in calls]
     elif message["role"] == "assistant" and not content and not message.get("reasoning_content"):
         raise DataError(f"{where}: the reply is empty: give it content or tool_calls, or remove the row")
+    elif isinstance(said, list) and said and not content and not message.get("reasoning_content"):
+        raise DataError(f"{where}: all parts of the content are empty: give one of them text, or remove the row")
     return message
 
 
@@ -209,7 +212,7 @@ def _content(value: Any, where: str) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(part, Mapping) and "text" in part for part in value):
-        return "".join(_text(part["text"], where) for part in value)
+        return "".join(_text(part["text"], where) for part in value if part["text"] != "")
     if isinstance(value, Mapping):
         return json.dumps(_without_nulls(value), ensure_ascii=False)
     raise DataError(f"{where}: the content {_short(value)} is no text: only text can be trained on")
@@ -217,7 +220,7 @@ def _content(value: Any, where: str) -> str:
 
 def _tool_call(call: Any, where: str) -> Message:
     """OpenAI's form, with the arguments as an object: templates write them themselves."""
-    function = call.get("function", call) if isinstance(call, Mapping) else None
+    function = (call.get("function") or call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not function.get("name"):
         raise DataError(f"{where}: the tool call {_short(call)} needs a name: {{name: ..., arguments: {{...}}}}")
     arguments = function.get("arguments") or {}

@@ -15,7 +15,9 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import groupby, pairwise
+from numbers import Real
 from typing import Any
 
 from forge_core.config.data_sections import CurriculumSection
@@ -23,7 +25,10 @@ from forge_core.data.cursor import Cursor, permutation
 from forge_core.data.errors import DataError
 from forge_core.data.prompts import PromptSet
 
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+# A minus after a word or a bracket is a hyphen (level-3), a full stop after one ends it (No.5); a comma groups digits.
+_NUMBER = re.compile(
+    r"(?:(?<![\w)\]])[-\u2212])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][-+\u2212]?\d+)?"
+)
 _log = logging.getLogger("forge")
 
 
@@ -80,8 +85,8 @@ def difficulty_of(value: Any) -> float | None:
     """``value`` as a number, where it is one or holds one."""
     if isinstance(value, str):
         found = _NUMBER.search(value)
-        value = float(found[0]) if found else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        value = float(found[0].replace(",", "").replace("\u2212", "-")) if found else None
+    if isinstance(value, bool) or not isinstance(value, Real | Decimal) or not math.isfinite(value):
         return None
     return float(value)
 

@@ -25,7 +25,17 @@ from typing import Any
 from forge_core.config.data_sections import DatasetSection
 from forge_core.data.errors import DataError
 from forge_core.data.layouts import CONFIG_NAMES
-from forge_core.data.sources import ENCODING, FILE_TYPES, ArrowRows, Row, Source, columns_of, files_rows, refuse_split
+from forge_core.data.sources import (
+    ENCODING,
+    FILE_TYPES,
+    ArrowRows,
+    Row,
+    Source,
+    columns_of,
+    files_rows,
+    refuse_repeated,
+    refuse_split,
+)
 
 STREAMED_ROWS = 10_000
 HEAD = 100  # rows of streamed files that are looked at for their columns
@@ -49,7 +59,7 @@ def hub_rows(path: str, section: DatasetSection, key: str) -> Source:
             split=section.split,
             streaming=section.streaming,
             revision=section.revision,
-            **_csv_as_text(path, section),
+            **_csv_as_text(path, section, key),
         )
         if section.streaming:
             return _streamed(loaded, path, section, key)
@@ -67,7 +77,7 @@ def streamed_rows(path: str, section: DatasetSection, key: str) -> tuple[Any, Ro
             split=section.split,
             streaming=True,
             revision=section.revision,
-            **_csv_as_text(path, section),
+            **_csv_as_text(path, section, key),
         )
         return stream, next(iter(stream), None)
 
@@ -96,7 +106,7 @@ def streamed_files(files: list[str], section: DatasetSection, key: str) -> tuple
     return stream, {**dict.fromkeys(columns), **head[0]} if head else None
 
 
-def _csv_as_text(path: str, section: DatasetSection) -> dict[str, Any]:
+def _csv_as_text(path: str, section: DatasetSection, key: str) -> dict[str, Any]:
     """What ``load_dataset`` is told of a local folder of CSV files, so that it guesses no types."""
     import datasets
 
@@ -106,10 +116,16 @@ def _csv_as_text(path: str, section: DatasetSection) -> dict[str, Any]:
     files = (config.data_files or {}).get(re.split(r"[\[+]", section.split)[0])
     if not files or not hasattr(config, "keep_default_na") or config.features is not None:
         return {}  # no CSV files, or a description of the set that says what they hold
-    with Path(files[0]).open(encoding=ENCODING, newline="") as lines:
-        head = next(csv.reader(lines), [])
-    texts = datasets.Features(dict.fromkeys(head, datasets.Value("string")))
+    heads = [_csv_head(file) for file in files]
+    for file, head in zip(files, heads, strict=True):
+        refuse_repeated(head, file, key)
+    texts = datasets.Features(dict.fromkeys(heads[0], datasets.Value("string")))
     return {"features": texts, "keep_default_na": False, "encoding": ENCODING}
+
+
+def _csv_head(file: str) -> list[str]:
+    with Path(file).open(encoding=ENCODING, newline="") as lines:
+        return next(csv.reader(lines), [])
 
 
 def check_hub(path: str, section: DatasetSection, key: str) -> list[str] | None:

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_core.data.errors import DataError
+from forge_core.rewards.extraction import boxed
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "messages")
 CONVERSATIONS = "messages"  # a column of these may end with the reply that is the answer
 ANSWER_COLUMNS = ("answer", "target", "solution")
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\boxed\s+(?!\{)")
+# A box without braces ends with its formula, whatever TeX would put into it.
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*([^{}$\s](?:(?!\\[\])])[^$\n])*)\$")
 CONFIG_NAMES = {"openai/gsm8k": "main", "gsm8k": "main"}  # hub sets that need a configuration name
 
 
@@ -69,20 +71,13 @@ def after_hashes(text: str) -> str:
 
 
 def last_boxed(text: str) -> str:
-    r"""MATH: the content of the last ``\boxed{...}`` (braces balanced), ``\fbox{...}`` or ``\boxed 5``: the set has all
-    three; or the whole text when there is none."""
-    boxes = list(_BOX.finditer(text))
-    if not boxes:
-        return text.strip()
-    start = boxes[-1].end()
-    if not boxes[-1][0].endswith("{"):
-        return text[start:].partition("$")[0].strip()
-    depth = 1
-    for position in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if depth == 0:
-            return text[start:position].strip()
-    return text.strip()
+    r"""MATH: the content of the last ``\boxed{...}``, ``\fbox{...}`` or ``\boxed 5`` (the set has all three), as the
+    rewards find it: neighbours are one list; or the whole text when there is none."""
+    last = max(text.rfind(name) for name in (r"\boxed", r"\fbox"))
+    if bare := _BARE_BOX.match(text, max(last, 0)):
+        return bare[1].rstrip(" .,")
+    found = boxed(text)
+    return found[-1].strip() if found else text.strip()
 
 
 def _known(prompt: str | None, columns: Sequence[str]) -> Layout | None:

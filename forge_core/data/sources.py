@@ -14,6 +14,7 @@ import difflib
 import inspect
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob
@@ -183,17 +184,18 @@ def function_rows(path: str, options: dict[str, Any], limit: int | None, seed: i
 
 def _parquet(path: Path, limit: int | None, key: str) -> pa.Table:
     try:
-        return _parquet_rows(path, limit)
+        return _parquet_rows(path, limit, key)
     except pa.ArrowException as error:
         raise DataError(f"{key}.path: {path} is not valid Parquet: {error}") from error
 
 
-def _parquet_rows(path: Path, limit: int | None) -> pa.Table:
+def _parquet_rows(path: Path, limit: int | None, key: str) -> pa.Table:
     import pyarrow.parquet as pq
 
+    file, batches, rows = pq.ParquetFile(path, memory_map=True), [], 0
+    refuse_repeated(file.schema_arrow.names, str(path), key)
     if limit is None:
         return pq.read_table(path, memory_map=True)
-    file, batches, rows = pq.ParquetFile(path, memory_map=True), [], 0
     for batch in file.iter_batches(min(limit, 65536)):
         batches.append(batch)
         rows += batch.num_rows
@@ -223,9 +225,17 @@ def _csv(path: Path, key: str) -> Iterator[Row]:
     with path.open(encoding=ENCODING, newline="") as lines:
         reader = csv.DictReader(lines, strict=True)
         try:
+            refuse_repeated(reader.fieldnames or (), str(path), key)
             yield from (_as_wide_as_the_head(row, f"{path}, line {reader.line_num}", key) for row in reader)
         except csv.Error as error:
             raise DataError(f"{key}.path: {path}, line {reader.line_num} is not valid CSV: {error}") from error
+
+
+def refuse_repeated(columns: Iterable[str], where: str, key: str) -> None:
+    """Raises DataError for two columns of one name, of which a row could keep but one; those without a name may be."""
+    if repeated := [name for name, times in Counter(columns).items() if times > 1 and name]:
+        names = ", ".join(map(repr, repeated))
+        raise DataError(f"{key}.path: {where} has the column {names} more than once: rename or remove all but one")
 
 
 def _as_wide_as_the_head(row: dict[Any, Any], where: str, key: str) -> Row:
@@ -236,8 +246,14 @@ def _as_wide_as_the_head(row: dict[Any, Any], where: str, key: str) -> Row:
 
 
 def _parse(text: str, where: str, key: str) -> Any:
+    def unrepeated(pairs: list[tuple[str, Any]]) -> Row:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            refuse_repeated((name for name, _ in pairs), where, key)
+        return found
+
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=unrepeated)
         if _SURROGATE.search(text):
             json.dumps(found, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:

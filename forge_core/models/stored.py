@@ -2,7 +2,8 @@
 
 Invariants:
 - A version is found through the ledger of its run, and its weights are those that the ledger committed.
-- A reference is pinned: it stands for the same weights for ever.
+- A reference is pinned: it stands for the same weights for ever. Who has found it once has it as long as its process
+  lives, whatever the retention of that run deletes meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from forge_core.config.loader import store_uri
 from forge_core.models.errors import ModelError
 from forge_core.models.resolve import check_model_folder, resolve_model, resolve_sizes
 from forge_core.store import Ledger, Store, open_store
-from forge_core.weights.host_cache import keep_published
+from forge_core.weights.host_cache import keep_published, kept
 
 SCHEME = "run://"
 
@@ -55,22 +56,31 @@ def configured_sizes(config: AnyConfig) -> Path:
 
 
 def stored_model(store: Store, wanted: RunVersion) -> Path:
-    """A local folder with the weights of a version of a run, as long as this process needs it."""
+    """A local folder with the weights of a version of a run, for the life of this process. Raises ModelError when it is
+    not committed, or when its weights were deleted before this process first asked for them."""
+    prefix = _committed_prefix(store, wanted)
+    if not store.published(prefix) and (folder := kept(store, prefix)):
+        return check_model_folder(folder)
     return check_model_folder(keep_published(store, stored_prefix(store, wanted)))
 
 
 def stored_prefix(store: Store, wanted: RunVersion) -> str:
     """Where the weights of a version are. Raises ModelError when it is not committed or its weights were deleted."""
-    ledger = Ledger(store, wanted.run_id)
-    head = ledger.head()
-    if not 0 <= wanted.version <= head:
-        has = f"has the versions 0 to {head}" if head >= 0 else "has no version"
-        raise ModelError(f"model {wanted}: run {wanted.run_id!r} in {store.uri} {has}")
-    prefix = ledger.weights_prefix(wanted.version)
+    prefix = _committed_prefix(store, wanted)
     if not store.published(prefix):
-        left = [str(v) for v in range(head + 1) if store.published(ledger.weights_prefix(v))]
+        ledger = Ledger(store, wanted.run_id)
+        left = [str(v) for v in range(ledger.head() + 1) if store.published(ledger.weights_prefix(v))]
         raise ModelError(
             f"model {wanted}: its weights were deleted; run {wanted.run_id!r} still has those of the versions "
             f"{', '.join(left) or '(none)'}"
         )
     return prefix
+
+
+def _committed_prefix(store: Store, wanted: RunVersion) -> str:
+    ledger = Ledger(store, wanted.run_id)
+    head = ledger.head()
+    if not 0 <= wanted.version <= head:
+        has = f"has the versions 0 to {head}" if head >= 0 else "has no version"
+        raise ModelError(f"model {wanted}: run {wanted.run_id!r} in {store.uri} {has}")
+    return ledger.weights_prefix(wanted.version)

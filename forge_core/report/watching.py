@@ -19,7 +19,7 @@ from forge_core.config import ConfigError
 from forge_core.config.sft_config import SftConfig
 from forge_core.observability.alarms import Alarm, Alarms, first_trained, silence
 from forge_core.observability.entries import STAGES, held_out
-from forge_core.runs.early_end import is_finished
+from forge_core.runs.early_end import EarlyEnd
 from forge_core.runs.failures import Failure, failures
 from forge_core.runs.liveness import Worker, state_of, workers
 from forge_core.runs.record import load_run
@@ -72,6 +72,7 @@ class Watched:
                 f"run {run_id!r} grades stored episodes again: `forge ledger {run_id}` shows how far it is"
             )
         self._ledger = Ledger(store, run_id)
+        self._early_end = EarlyEnd(self._ledger)
         self._entries: dict[int, dict[str, Any]] = {}
         self._first = cache(self._ledger.required)
         self._held_out: tuple[int, float, float, float] | None = None
@@ -122,11 +123,8 @@ class Watched:
         return self._held_out
 
     def _finished(self, version: int) -> bool:
-        if version >= self.record.config.steps:
-            return True
         config = self.record.config  # a supervised run may end before
-        early = isinstance(config, SftConfig) and config.validation.patience is not None
-        return early and is_finished(self.store, self.record)
+        return version >= config.steps or (isinstance(config, SftConfig) and self._early_end.reached(config))
 
     def _since_newest(self, roles: list[Role]) -> float:
         """Seconds since anything of the run was made."""

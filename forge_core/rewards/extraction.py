@@ -14,7 +14,7 @@ from typing import Literal
 
 from forge_core.rewards.tags import ANSWER, contents, without_blocks
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\b\s*")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")  # the name of a command ends where its letters do: \boxed5
 _BARE = re.compile(r"\d+(\.\d+)?|[A-Za-z]")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # what follows a backslash is no brace of ours
 _DEEPEST = 8  # boxes in boxes

@@ -25,6 +25,11 @@ _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?")
 _WITH_BASE = re.compile(r"([0-9A-Za-z]+)_\{?(\d{1,2})\}?")
 _OPTION = re.compile(r"(?:\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)*\(\s*([A-Z])\s*\)\s*\}*\s*\S.*", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z]{4,}")
+# Words and no products of letters: of four letters or more, or with an o, which names no variable. Shorter ones without
+# it cannot be told from products: at is ta, and act may be cat.
+_WORD = r"(?:[A-Za-z]{4,}|[A-Za-z]+o[A-Za-z]*|o[A-Za-z]+)"
+_WORDS = re.compile(rf"{_WORD}(?: {_WORD})*")
+_LETTERS = re.compile(r"[A-Za-z]{2,}(?: [A-Za-z]{2,})*")
 _ANCHOR = re.compile(r"\b(?:answer|result|solution|option|choice)\b\s*(?:is|are|:|=)+\s*:?\s*", re.IGNORECASE)
 _FILLER = re.compile(
     r"(?:(?:therefore|thus|hence|then|simply|just|approximately|about|option|choice)\b[,:]?\s*)+", re.I
@@ -46,6 +51,8 @@ def equal(gold: str, given: str, tolerance: float) -> bool:
         return letters[0][1] == letters[1][1]
     if _NAME.fullmatch(wanted) and _NAME.fullmatch(answer):
         return wanted.casefold() == answer.casefold()  # no products: east is not seat
+    if _rearranged(wanted, answer):
+        return sorted(wanted.casefold().split()) == sorted(answer.casefold().split())  # no is not on
     if units_differ(wanted, answer):
         return False
     wanted, answer = split_unit(wanted)[0], split_unit(answer)[0]
@@ -55,6 +62,13 @@ def equal(gold: str, given: str, tolerance: float) -> bool:
     if half_read(wanted, answer) or not _same_names(wanted, answer):
         return False
     return any(_same(g, a) for g in _readings(wanted) for a in _readings(answer))
+
+
+def _rearranged(words: str, other: str) -> bool:
+    """Whether two texts are as many words of the same letters, which are equal as products of these."""
+    if not _WORDS.fullmatch(words) or not _LETTERS.fullmatch(other) or words.count(" ") != other.count(" "):
+        return False
+    return sorted(words.casefold()) == sorted(other.casefold())
 
 
 def last_expression(text: str) -> str | None:

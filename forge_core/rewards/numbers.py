@@ -6,19 +6,29 @@ import re
 from decimal import Decimal
 
 # A minus after a digit or a bracket subtracts; a comma groups three digits; a full stop without digits ends a sentence.
-_NUMBER = re.compile(r"(?:(?<![\w)\]])[-\u2212])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
+_NUMBER = re.compile(
+    r"(?:(?<![\w)\]])[-\u2212])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
+    r"(?:[eE][-+\u2212]?\d+(?!\.?\d))?(?:/\d+)?"
+)
 _GROUPED = re.compile(r"\d{1,3}(?:(?P<gap>,|\{,\}|\\,|\\ |~|\u202f|\u00a0| )\d{3})(?:(?P=gap)\d{3})*(?:\.\d+)?")
 _SCIENTIFIC = re.compile(
     r"(?P<head>[\d.]+)\s*(?:\\times|\\cdot|\u00d7|\*|x)\s*10\s*(?:\^|\*\*)\s*\{?\s*(?P<power>[-+]?\d+)\s*\}?"
 )
-_PLAIN = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_PLAIN = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?0*\d{1,9})?")  # Decimal refuses exponents of 19 digits
 _LARGEST_EXPONENT = 10_000  # of ten; beyond it, arithmetic on what a model wrote takes for ever
+_WRITTEN_OUT = 50  # the largest exponent of a number that is written with all its digits
 
 
 def last_number(text: str) -> str | None:
-    """The last number in ``text`` (integer, decimal or fraction) without digit grouping; None if there is none."""
+    """The last number in ``text`` (integer, decimal or fraction) without digit grouping, and without a power of ten
+    (``1e3`` is 1000) unless it has too many digits; None if there is none."""
     found = _NUMBER.findall(text)
-    return found[-1].replace(",", "").replace("\u2212", "-") if found else None
+    return _written_out(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
+
+
+def _written_out(text: str) -> str:
+    value = plain_number(text) if "e" in text.lower() else None
+    return text if value is None or abs(value.adjusted()) > _WRITTEN_OUT else f"{value:f}"
 
 
 def numbers_in(text: str) -> list[Decimal]:
@@ -33,11 +43,9 @@ def _within_word(text: str, match: re.Match[str]) -> bool:
 
 
 def as_integer(text: str | None) -> int | None:
-    """The integer that ``text`` (a result of ``last_number``) is; 3.0 is one, 3.5 and 1/2 are not."""
-    if text is None or "/" in text:
-        return None
-    value = Decimal(text)
-    return int(value) if value == value.to_integral_value() else None
+    """The integer that ``text`` (a result of ``last_number``) is; 3.0 and 1e60 are, 3.5 and 1/2 are not."""
+    value = None if text is None else plain_number(text)
+    return int(value) if value is not None and value == value.to_integral_value() else None
 
 
 def plain_number(text: str) -> Decimal | None:

@@ -15,7 +15,7 @@ from forge_core.store.manifest import MANIFEST
 
 def evaluated_elsewhere(ctx: RunContext, version: int) -> str:
     """Wait until a generator has evaluated ``version``, which is announced where it is this process's candidate; the
-    prefix of the evaluation. Raises TimeoutError after ``roles.wait_s``."""
+    prefix of the evaluation. Raises Overdue after ``roles.wait_s``."""
     weights = ctx.weights_content(version)
     prefix = layout.evaluation(ctx.run_id, version, weights)
     if not ctx.store.published(prefix):

@@ -1,12 +1,12 @@
-"""Claims: which generator samples which shard. Advice, never safety (DESIGN section 2).
+"""Claims: which process works on which shard, of several that could. Advice, never safety (DESIGN section 2).
 
 Invariants:
 - Exactly one process gets claim ``n`` of a shard (``put_new``). When its holder gives no sign of life for
   ``timeout_s`` on the observer's own clock, or has said that it ended, anyone may take claim ``n + 1``.
-- Two processes may still sample one shard (a holder that was only slow): the first manifest wins, so nothing is lost
+- Two processes may still work on one shard (a holder that was only slow): the first manifest wins, so nothing is lost
   and nothing counted twice.
 - Whoever was found alive is not asked for again before a fifth of ``timeout_s`` (or what is left of it) has passed:
-  idle generators would otherwise read every claim and heartbeat at every look.
+  idle processes would otherwise read every claim and heartbeat at every look.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +32,14 @@ from forge_core.observability.metric_log import MetricLog
 from forge_core.observability.metrics import record_metric
 from forge_core.observability.reductions import Reduce
 from forge_core.observability.tracing import trace
+from forge_core.once import once
 from forge_core.rewards.actor import RewardActor
 from forge_core.runs.engines import build_generator, takes_turns
 from forge_core.runs.evaluation import evaluate
 from forge_core.runs.evaluation_schedule import Evaluations
 from forge_core.runs.planning import Planner, shard_count
 from forge_core.runs.record import RunRecord, RunRef, check_stored_code, load_run, refuse_generation
-from forge_core.runs.reference_session import ReferenceSession
+from forge_core.runs.reference_session import ReferenceSession, Teacher
 from forge_core.runs.shard_manifests import ShardManifests
 from forge_core.runs.space import Space
 from forge_core.runs.tracking import ShardTracker, Untracked
@@ -87,7 +87,7 @@ class RunContext:
     reaches. ``weights`` keeps the run's weights on this host, ``shards`` opens shards of its batches. ``role``: the one
     that this process works for; None: for all of them. ``evaluate``: how the evaluation of a version comes to be: this
     process makes it, one at a time (``evaluating``), or waits for another. ``evaluations``: which are due, and there.
-    ``samples``: whether runs of this kind sample episodes of prompts."""
+    ``samples``: whether runs of this kind sample episodes of prompts. ``teacher``: of a run that distils."""
 
     samples = True
 
@@ -103,6 +103,7 @@ class RunContext:
         self.attempt = uuid.uuid4().hex[:8]
         self.ledger = Ledger(store, record.run_id)
         self.candidates: dict[int, str] = {}
+        self.teacher = Teacher(self.config)
         self.shards = ShardManifests(store, self.config.max_staleness + 2)  # of the open batches and the last
         self.metric_log = MetricLog(store, record.run_id, record.created_at, record.config, role, self.shards)
         self.observers: list[Callable[[dict[str, Any]], None]] = [self._prefetch_weights, self.metric_log.commit]
@@ -122,36 +123,36 @@ class RunContext:
 
     # Data ---------------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @once
     def prompts(self) -> PromptSet:
         """The data set, read when first asked for. Raises DataError."""
         assert self.config.dataset is not None
         return load_prompts(self.config.dataset, seed=self.config.run.seed)
 
-    @cached_property
+    @once
     def train_rows(self) -> list[int]:
         """The rows of ``prompts`` that are trained on: those that are not held out."""
         share = 0.0 if self.config.eval.split or not self.config.eval.prompts else self.config.eval.holdout
         return split_holdout(self.prompts, share)[0]
 
-    @cached_property
+    @once
     def heldout(self) -> list[Prompt]:
         """The prompts of an evaluation."""
         return heldout_prompts(self.config, self.prompts)
 
-    @cached_property
+    @once
     def heldout_ids(self) -> dict[int, list[int]]:
         """Token ids of the prompts of an evaluation, by row: the same for every version."""
         return {prompt.row: self.encode(prompt) for prompt in self.heldout}
 
-    @cached_property
+    @once
     def tokenizer(self) -> Any:
         """The tokenizer that version 0 published."""
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.weights_dir(0), trust_remote_code=False)
 
-    @cached_property
+    @once
     def tokenizer_digest(self) -> str:
         """Digest of the tokenizer's files, chat template included, as version 0 published them."""
         files = self.store.open_published(self.ledger.weights_prefix(0)).manifest.files
@@ -167,26 +168,26 @@ class RunContext:
         check_encodable(self.tokenizer, text, f"dataset.path: row {prompt.row},")
         return render(prompt, self.tokenizer, section.chat_template if section else None, self.tools)
 
-    @cached_property
+    @once
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """Definitions of what the policy may call."""
         return tools_of(self.config.environment)
 
-    @cached_property
+    @once
     def play(self) -> Play | None:
         """How episodes of several turns are played; None: a response is one turn."""
         return None if self.config.environment is None else build_play(self.config, self.tokenizer)
 
     # Plans --------------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @once
     def rollouts(self) -> ShardTracker | Untracked:
         """Which shards this process has sampled."""
         # A batch that may be refilled is not generated before its refill has ended, which counts as one more shard.
         shards = shard_count(self.config) + self.config.filters.dynamic_sampling
         return ShardTracker(shards) if self.role is None else Untracked()
 
-    @cached_property
+    @once
     def planner(self) -> Planner:
         """Makes plans of batches; ``plan`` stores them."""
         encode = lambda row: self.encode(self.prompts[row])
@@ -253,13 +254,13 @@ class RunContext:
     def _weights_prefix(self, version: int) -> str:
         return self.candidates.get(version) or self.ledger.weights_prefix(version)
 
-    @cached_property
+    @once
     def cpu_threads(self) -> int:
         """Threads of one engine on the CPU: all cores on-policy, where engines take turns; else half."""
         cores = len(os.sched_getaffinity(0))
         return cores if self.config.max_staleness == 0 else max(1, cores // 2)
 
-    @cached_property
+    @once
     def placement(self) -> Placement:
         """Which GPUs of this machine each role has."""
         config = self.config if self.role is None else alone(self.config, self.role)
@@ -271,7 +272,7 @@ class RunContext:
         """Torch's name of the device of ``role`` (a key of ``services``) in this process."""
         return self.placement.device(role)
 
-    @cached_property
+    @once
     def turns(self) -> Turns:
         """Generator and trainer on one GPU: who has it now. Without turns to take, everybody always does."""
         if not takes_turns(self):
@@ -315,15 +316,15 @@ class RunContext:
         pinned = self.role is not None and self.config.rollout.version == "oldest"
         return pinned and self._generator is not None and self._generator.get_version() > version
 
-    @cached_property
+    @once
     def rewards(self) -> RewardActor:
         return RewardActor.from_config(self.config.rewards)
 
-    @cached_property
+    @once
     def reference(self) -> ReferenceSession:
         return ReferenceSession(self)
 
-    @cached_property
+    @once
     def trainer(self) -> TrainerSession:
         return TrainerSession(self)
 

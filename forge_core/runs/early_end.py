@@ -1,7 +1,9 @@
 """Whether a run has nothing left to do. Light: looking at runs imports no engine.
 
-Invariant: it is a function of the run's configuration and ledger alone, so a resumed run ends where an uninterrupted
-one does.
+Invariants:
+- It is a function of the run's configuration and of what it has finished alone, so a resumed run ends where an
+  uninterrupted one does.
+- Entries of the ledger are read only where the configuration has a patience, and each of them once.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 
 from forge_core.config.sft_config import SftConfig
 from forge_core.runs.record import RunRecord
+from forge_core.runs.rescored import finished_batches
 from forge_core.runs.versions import VALIDATION
 from forge_core.store import Ledger, Store
 
@@ -30,10 +33,27 @@ def validation_losses(entries: Iterable[Mapping[str, Any]]) -> list[float]:
     return [entry["metrics"][VALIDATION] for entry in entries if VALIDATION in entry["metrics"]]
 
 
+class EarlyEnd:
+    """``ends_early`` of a ledger that grows."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger, self._read = ledger, 0
+        self._losses: list[float] = []
+
+    def reached(self, config: SftConfig) -> bool:
+        """Whether the steps that are committed now are enough. Raises StoreError."""
+        if config.validation.patience is None:
+            return False
+        head = max(0, self._ledger.head())
+        self._losses += validation_losses([self._ledger.required(batch) for batch in range(self._read, head)])
+        self._read = head
+        return ends_early(config, self._losses)
+
+
 def is_finished(store: Store, record: RunRecord) -> bool:
-    """Whether a run has nothing left to do: all of its steps are taken, or a supervised one has ended early."""
-    ledger = Ledger(store, record.run_id)
-    if ledger.head() >= record.config.steps:
+    """Whether a run has nothing left to do: all of its batches are trained or graded again, or a supervised run has
+    ended early."""
+    if finished_batches(store, record) >= record.config.steps:
         return True
     config = record.config
-    return isinstance(config, SftConfig) and ends_early(config, validation_losses(ledger.entries()))
+    return isinstance(config, SftConfig) and EarlyEnd(Ledger(store, record.run_id)).reached(config)

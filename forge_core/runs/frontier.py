@@ -5,15 +5,15 @@ Invariants:
   another process. A shard is due when what it is made of is published and it is not.
 - Everything asked for is an exact key; objects are immutable, so what was once found published is not asked again.
 - Only generators plan (they have the tokenizer); all others read plans.
-- What another generator is known to hold is not asked for, and each generator begins a batch at a shard of its own: the
-  requests of a batch grow with its shards, not with shards times generators.
+- What another process of the same role is known to hold is not asked for, and each process begins a batch at a shard of
+  its own: the requests of claims grow with the shards, not with shards times processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from forge_core.runs.candidates import newest_candidate
 from forge_core.runs.claims import Claims
@@ -46,6 +46,40 @@ class Evaluation:
 
     def claims(self, run_id: str) -> str:
         return layout.evaluation_claims(run_id, self.version, self.weights)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """A sampled shard to grade."""
+
+    episodes: ShardRef
+
+    def claims(self, run_id: str) -> str:
+        return layout.rewards_claims(run_id, self.episodes.batch, self.episodes.round, self.episodes.shard)
+
+
+@dataclass(frozen=True)
+class Referencing:
+    """One shard that lacks reference log-probabilities, or all of a batch that may be refilled (a list)."""
+
+    batch: int
+    episodes: ShardRef | list[ShardRef]
+
+    def claims(self, run_id: str) -> str:
+        if isinstance(self.episodes, list):  # it has one claim, whichever of its shards are still missing
+            return layout.reference_claims(run_id, self.batch, 0, 0)
+        return layout.reference_claims(run_id, self.batch, self.episodes.round, self.episodes.shard)
+
+
+class Stage(NamedTuple):
+    """A stage after sampling: where its object of a shard lies, and the claims of that shard."""
+
+    published: Callable[[str, int, int, int], str]
+    claims: Callable[[str, int, int, int], str]
+
+
+REWARDS = Stage(layout.rewards, layout.rewards_claims)
+REFERENCE = Stage(layout.reference, layout.reference_claims)
 
 
 @dataclass(frozen=True)
@@ -105,20 +139,20 @@ class Frontier:
         }
         return {role for role, works in roles.items() if works}
 
-    def unscored(self) -> Iterator[ShardRef]:
-        """Sampled shards without rewards."""
-        return (ref for batch in self.open_batches() for ref in self._without(batch, layout.rewards))
+    def unscored(self, claims: Claims | None = None) -> Iterator[Scoring]:
+        """Sampled shards without rewards. ``claims``: of the scorer that asks; what others hold is left out."""
+        return (Scoring(ref) for batch in self.open_batches() for ref in self._without(batch, REWARDS, claims))
 
-    def unreferenced(self) -> Iterator[tuple[int, list[ShardRef]]]:
-        """Batches with shards that lack reference log-probabilities, and those shards. A batch that may be refilled is
-        due as a whole, when it is full: the reference computes the accepted groups only."""
+    def unreferenced(self, claims: Claims | None = None) -> Iterator[Referencing]:
+        """Sampled shards that lack reference log-probabilities. A batch that may be refilled is due as a whole, when it
+        is full: the reference computes the accepted groups only. ``claims``: of the reference worker that asks."""
         if self._ctx.config.grpo.beta == 0:
             return
         for batch in self.open_batches():
-            if self._ctx.config.filters.dynamic_sampling and not self.full(batch):
-                continue
-            if missing := list(self._without(batch, layout.reference)):
-                yield batch, missing
+            if not self._ctx.config.filters.dynamic_sampling:
+                yield from (Referencing(batch, ref) for ref in self._without(batch, REFERENCE, claims))
+            elif self.full(batch) and (missing := list(self._without(batch, REFERENCE))):
+                yield Referencing(batch, missing)
 
     def step(self) -> Step | None:
         """The next training step, when everything that it consumes is there."""
@@ -172,11 +206,14 @@ class Frontier:
             due.append(Evaluation(head + 1, found["weights_digest"]))
         yield from (one for one in due if not known.is_there(one.version, one.weights))
 
-    def _without(self, batch: int, stage: Any) -> Iterator[ShardRef]:
-        """The sampled shards of ``batch`` that have no object of ``stage``."""
-        for shard in self._shards(batch):
+    def _without(self, batch: int, stage: Stage, claims: Claims | None = None) -> Iterator[ShardRef]:
+        """The sampled shards of ``batch`` that have no object of ``stage`` and that no other holds."""
+        shards = self._shards(batch)
+        for shard in (shards[n] for n in _in_turn(len(shards), claims)):
+            if claims is not None and claims.held(stage.claims(*shard)):
+                continue
             prefix, (_, _, round, number) = layout.episodes(*shard), shard
-            if self._is_published(prefix) and not self._is_published(stage(*shard)):
+            if self._is_published(prefix) and not self._is_published(stage.published(*shard)):
                 manifest = self._ctx.shards.open_published(prefix).manifest
                 yield ShardRef(batch, number, prefix, manifest.content, round)
 
@@ -198,6 +235,6 @@ class Frontier:
 
 
 def _in_turn(shards: int, claims: Claims | None) -> Iterator[int]:
-    """All shards, beginning with one that this generator's name decides: all would race for the first one otherwise."""
+    """All shards, beginning with one that this process's name decides: all would race for the first one otherwise."""
     first = claims.turn if claims is not None else 0
     return ((first + n) % shards for n in range(shards))

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
 from forge_core.runs.record import RunRecord
+from forge_core.runs.rescored import finished_batches
 from forge_core.runs.versions import best_version, remember
 from forge_core.store import Ledger, NotFound, Store, layout
 from forge_core.store.checkpoints import prefix_number
@@ -90,7 +91,7 @@ def collect_leftovers(store: Store, *, dry_run: bool = False) -> tuple[Garbage, 
 
 def _past_advice(store: Store, record: RunRecord) -> Iterator[Garbage]:
     run, head = layout.run(record.run_id), Ledger(store, record.run_id).head()
-    finished = head >= record.config.steps
+    finished = finished_batches(store, record) >= record.config.steps
     for kind, first_needed in (("claims", head), ("candidates", head + 1)):
         for name in store.folders(f"{run}{kind}"):
             evaluated = name.startswith("evaluation-")  # as long as the window lasts

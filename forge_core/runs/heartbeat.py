@@ -80,6 +80,14 @@ def read_heartbeat(store: Store, run_id: str, name: str) -> dict[str, Any] | Non
         return None
 
 
+def declare_ended(store: Store, run_id: str, name: str) -> None:
+    """Say in place of the process ``name``, which is gone, that it has ended: its claims are free at once. Where it
+    lives after all, its next beat says so."""
+    beat = read_heartbeat(store, run_id, name)
+    if beat is not None and not beat["ended"]:
+        store.put_json(layout.worker(run_id, name), {**beat, "ended": True, "failed": True})
+
+
 class Unchanged:
     """For how many seconds each of several things has looked the same, on this process's clock."""
 

@@ -24,7 +24,7 @@ POLL_S = 0.5
 
 
 def join(store: Store, run_id: str, logs: Path, *, timeout_s: float) -> None:
-    """Serve the run until it is finished. Raises TimeoutError when it does not exist after ``timeout_s`` seconds,
+    """Serve the run until it is finished. Raises Overdue when it does not exist after ``timeout_s`` seconds,
     ConfigError when this node cannot be part of it."""
     rendezvous = Rendezvous.of_run(run_id, "")
     if rendezvous.nodes == 1:

@@ -23,20 +23,14 @@ from forge_core.config.sft_config import SftConfig
 from forge_core.runs.code import check_named_code, code_changes, code_digests
 from forge_core.runs.evaluation_schedule import check_change
 from forge_core.runs.formats import FORMAT_KEY, SFT, STORE_FORMAT, check_format, stored_config
-from forge_core.store import Ledger, Store, layout
+from forge_core.runs.open_batches import check_open, withdraw
+from forge_core.store import Store, layout
 
 NOT_COMPARED = {  # where a run lies and who works on it, not what it is
     "store", "run.id", "roles.scorers", "roles.claim_timeout_s", "roles.wait_s", "roles.stuck_s", "roles.max_restarts",
 }  # fmt: skip
 SHOWN = ("metric_logging", "alarms")  # where a run is shown, and what is said of it: a resume may choose again
 KEPT = "alarms"  # of these: whoever looks at the run goes by it, so that the choice is stored
-PLANNED = (  # beginnings of the keys (and code) that a batch is planned, sampled or graded with
-    "dataset", "environment", "rewards", "reward ", "rollout", "filters", "grpo.temperature", "grpo.n_samples",
-    "training.batch_size", "training.gradient_accumulation_steps", "training.sync_interval", "training.seq_len",
-    "run.seed", "eval.holdout",
-    "eval.split", "eval.prompts", "generator.backend", "generator.sampling_params", "services.generator.num_replicas",
-    "roles.generators",
-)  # fmt: skip
 C = TypeVar("C", RunConfig, SftConfig)
 RUN_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
@@ -208,23 +202,11 @@ def resume_check(
     if problems:
         raise ConfigError(problems, f"cannot resume run {record.run_id!r} unchanged")
     names = [*(d[0] for d in changed), *code_changed]
-    _check_planned(store, record.run_id, [name for name in names if name.startswith(PLANNED)])
+    if not isinstance(config, SftConfig):
+        check_open(store, record.run_id, names, config)
     if names and record.flow == "grpo":
         check_change(store, record.run_id, record.config, cast(RunConfig, config))
     return names, code
-
-
-def _check_planned(store: Store, run_id: str, keys: list[str]) -> None:
-    """Refuse a change of what open batches were planned, sampled or graded with: they would mix the two."""
-    first = planned = max(0, Ledger(store, run_id).head())
-    while store.exists(layout.plan(run_id, planned, 0)):
-        planned += 1
-    if keys and planned > first:
-        raise ConfigError(
-            f"{', '.join(keys)}: batches {first} to {planned - 1} are planned already and would be of both kinds: "
-            f"finish them first with `forge resume {run_id} steps={planned} --allow-config-change steps`, then make "
-            "this change"
-        )
 
 
 def _allowed(key: str, allowed: Sequence[str]) -> bool:
@@ -244,6 +226,7 @@ def resume_run(
     if not changed:
         return resumed
     resumed = replace(resumed, code=code, changes=record.changes + 1)
+    withdraw(store, record.run_id, changed)  # first: were it cut short, what is made again is as it was
     body = {**_body(resumed), "changed": changed, "changed_at": now()}
     if not store.put_new_json(layout.config_change(record.run_id, record.changes), body):
         raise ConfigError(f"run {record.run_id!r} was changed by another resume just now: try again")

@@ -1,10 +1,14 @@
 """The reference model of a run: version 0, frozen, in a thread of its own; or the teacher that is distilled.
 
-Invariant: a teacher has the policy's tokenizer, token for token; another one is refused, by key.
+Invariants:
+- A teacher has the policy's tokenizer, token for token; another one is refused, by key.
+- A teacher is found and hashed once per context. One that is a run's version stays on this machine as long as this
+  process, whatever becomes of it in the store.
 """
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +17,7 @@ from forge_core.config.loss_sections import DistillLossSection
 from forge_core.engine_thread import EngineThread
 from forge_core.models.stored import configured_model
 from forge_core.observability.memory import SETTINGS, memory_guard
+from forge_core.once import once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,11 +60,40 @@ class ReferenceSession:
         self._thread.close()
 
 
+class Teacher:
+    """The teacher of a run with ``config``, looked for when it is first asked for. Raises ModelError, StoreError."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._lock = threading.RLock()  # many shards ask at a time
+
+    @property
+    def folder(self) -> Path:
+        with self._lock:
+            return self._folder
+
+    @property
+    def digest(self) -> str:
+        """What it is known by."""
+        with self._lock:
+            return self._digest
+
+    @once
+    def _folder(self) -> Path:
+        return teacher_folder(self._config)
+
+    @once
+    def _digest(self) -> str:
+        from forge_core.evaluation.policies import folder_policy  # imports what imports this file
+
+        return folder_policy("teacher", self._folder).digest
+
+
 def reference_folder(ctx: RunContext) -> Path:
     """The folder of the reference model. Raises ConfigError for a teacher that cannot grade the policy's tokens."""
     if not ctx.config.distils:
         return ctx.weights_dir(0)
-    teacher, student = teacher_folder(ctx.config), ctx.weights_dir(0)
+    teacher, student = ctx.teacher.folder, ctx.weights_dir(0)
     for name in ("tokenizer.json", "tokenizer.model", "vocab.json"):
         theirs, ours = teacher / name, student / name
         if theirs.is_file() and ours.is_file() and theirs.read_bytes() != ours.read_bytes():
@@ -79,7 +113,5 @@ def teacher_folder(config: RunConfig) -> Path:
 def reference_digest(ctx: RunContext) -> str:
     """What the reference model is known by in what is made with it."""
     if ctx.config.distils:
-        from forge_core.evaluation.policies import folder_policy  # imports what imports this file
-
-        return folder_policy("teacher", teacher_folder(ctx.config)).digest
+        return ctx.teacher.digest
     return ctx.store.open_published(ctx.ledger.weights_prefix(0)).manifest.content

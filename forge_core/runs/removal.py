@@ -3,13 +3,14 @@
 Invariants:
 - ``run.json`` goes last: a removal that was killed is repeated by its command, and until then the run keeps its name.
 - Manifests go first: what is half removed is no object.
-- Nothing that others need is removed unasked: the registry, runs made from this one's episodes or weights, processes
-  that work on it.
+- Nothing that others need is removed unasked: the registry, runs made from this one's episodes or weights or that
+  distil them, processes that work on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from forge_core.runs.garbage import registered_weights
 from forge_core.runs.liveness import workers
@@ -56,11 +57,26 @@ def _of_runs(store: Store, run_id: str) -> Iterator[str]:
         if other == run_id or not store.exists(key):
             continue
         body = store.read_json(key)
-        parent, model = body.get("parent", {}), body["config"].get("model")
+        parent, config = body.get("parent", {}), _newest_config(store, other) or body["config"]
+        loss = config.get("loss")
         if run_id in (parent.get("run_id"), parent.get("sampler")):
             yield f"the run {other} was made from its episodes"
-        if isinstance(model, str) and model.startswith(f"run://{run_id}/"):
-            yield f"the run {other} begins with {model}"
+        if _is_version(config.get("model"), run_id):
+            yield f"the run {other} begins with {config['model']}"
+        if isinstance(loss, dict) and _is_version(loss.get("teacher"), run_id):
+            yield f"the run {other} distils {loss['teacher']}"
+
+
+def _newest_config(store: Store, run_id: str) -> dict[str, Any] | None:
+    """What a resume has changed the configuration to, as it is stored: that of other releases too."""
+    changes = 0
+    while store.exists(layout.config_change(run_id, changes)):
+        changes += 1
+    return store.read_json(layout.config_change(run_id, changes - 1))["config"] if changes else None
+
+
+def _is_version(model: object, run_id: str) -> bool:
+    return isinstance(model, str) and model.startswith(f"run://{run_id}/")
 
 
 def _at_work(store: Store, run_id: str) -> Iterator[str]:

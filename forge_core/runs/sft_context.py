@@ -3,10 +3,9 @@ and its data loader."""
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from forge_core.config.sft_config import SftConfig
 from forge_core.devices import Placement, place_trainer, visible_gpus
+from forge_core.once import once
 from forge_core.runs.context import RunContext
 from forge_core.runs.record import RunRecord
 from forge_core.runs.sft_rows import RowSource, validation_rows
@@ -27,24 +26,24 @@ class SftContext(RunContext):
         super().__init__(store, record, stop)
         self.sft = sft_config(record)
 
-    @cached_property
+    @once
     def placement(self) -> Placement:
         return place_trainer(self.sft, visible_gpus(), nodes=node_count())
 
-    @cached_property
+    @once
     def turns(self) -> NoTurns:
         return NoTurns()
 
-    @cached_property
+    @once
     def trainer(self) -> SftTrainerSession:
         return SftTrainerSession(self)
 
-    @cached_property
+    @once
     def rows(self) -> RowSource:
         """The training rows."""
         return RowSource(self.sft, self.tokenizer, self.ledger, self.stop)
 
-    @cached_property
+    @once
     def validation(self) -> PackedRows | None:
         """The rows that the loss is validated on; None where nothing is."""
         return validation_rows(self.sft, self.tokenizer) if self.sft.validates else None

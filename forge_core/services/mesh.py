@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from forge_core.home import forge_home
+from forge_core.overdue import Overdue
 from forge_core.services.config import ServiceConfig
 from forge_core.services.errors import ActorDied
 from forge_core.services.gpus import THIS_MACHINE
@@ -41,7 +42,7 @@ class Mesh:
                 await self.call("setup", (), {})
         except TimeoutError:
             await self.stop()
-            raise TimeoutError(f"{self._name} was not set up within {self._config.start_timeout_s:g} s") from None
+            raise Overdue(f"{self._name} was not set up within {self._config.start_timeout_s:g} s") from None
         except BaseException:
             await self.stop()
             raise

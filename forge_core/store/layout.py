@@ -122,6 +122,16 @@ def claims(run_id: str, batch: int, round: int, shard: int) -> str:
     return f"{run(run_id)}claims/{number(batch)}/{number(round)}/{number(shard)}/"
 
 
+def rewards_claims(run_id: str, batch: int, round: int, shard: int) -> str:
+    """Folder of the claims of one shard to grade: advice among scorers."""
+    return _stage_claims(run_id, "rewards", batch, round, shard)
+
+
+def reference_claims(run_id: str, batch: int, round: int, shard: int) -> str:
+    """Folder of the claims of one shard without reference log-probabilities: advice among reference workers."""
+    return _stage_claims(run_id, "reference", batch, round, shard)
+
+
 def evaluation_claims(run_id: str, version: int, weights_digest: str) -> str:
     """Folder of the claims of one evaluation."""
     return f"{run(run_id)}claims/evaluation-{number(version)}-{weights_digest[:12]}/"
@@ -178,6 +188,10 @@ def evaluation_asked(question: str) -> str:
 def retraining(retrain_id: str) -> str:
     """What a retraining began with."""
     return f"retrainings/{retrain_id}.json"
+
+
+def _stage_claims(run_id: str, kind: str, batch: int, round: int, shard: int) -> str:
+    return f"{run(run_id)}claims/{number(batch)}/{kind}/{number(round)}/{number(shard)}/"
 
 
 def _shard(run_id: str, kind: str, batch: int, round: int, shard: int) -> str:

@@ -25,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from forge_core.overdue import Overdue
 from forge_core.store.backend import Backend, Unfinished, check_body, check_key, check_prefix
 from forge_core.store.digests import canonical_json, data_digest
 from forge_core.store.errors import CorruptObject, IdentityError, NotFound, StoreError
@@ -233,12 +234,12 @@ class Store:
         return self.exists(check_prefix(prefix) + MANIFEST)
 
     def wait_for(self, key: str, *, timeout_s: float, stop: Stop | None = None) -> None:
-        """Return when ``key`` exists. Raises TimeoutError after ``timeout_s`` seconds, Stopped when ``stop`` is set."""
+        """Return when ``key`` exists. Raises Overdue after ``timeout_s`` seconds, Stopped when ``stop`` is set."""
         deadline, pause = time.monotonic() + timeout_s, FIRST_POLL_S
         while not self.exists(key):
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"{key} did not appear in the store {self.uri} within {timeout_s:g} s")
+                raise Overdue(f"{key} did not appear in the store {self.uri} within {timeout_s:g} s")
             _sleep(min(pause, left), stop)
             pause = min(pause * 1.5, self._backend.longest_poll_s)
 

@@ -46,7 +46,7 @@ FETCHERS = 8  # where no configuration says how many
 MARGIN = 1.1  # of the bytes that are about to be written
 log = logging.getLogger("forge")
 _leases: weakref.WeakSet[Lease] = weakref.WeakSet()  # of this process
-_kept: dict[Path, Lease] = {}  # that this process never gives back
+_kept: dict[tuple[str, str, Path], Lease] = {}  # that this process never gives back, by store and prefix
 _caches: dict[Path, HostCache] = {}  # that this process has used
 
 
@@ -100,7 +100,13 @@ def lease_published(store: Store, prefix: str) -> Lease:
 def keep_published(store: Store, prefix: str) -> Path:
     """``lease_published``, for the life of this process."""
     lease = lease_published(store, prefix)
-    return _kept.setdefault(lease.folder, lease).folder
+    return _kept.setdefault((store.uri, prefix, lease.folder), lease).folder
+
+
+def kept(store: Store, prefix: str) -> Path | None:
+    """The folder that ``keep_published`` gave of an object, whether it is still in the store or not."""
+    folders = [folder for uri, name, folder in list(_kept) if (uri, name) == (store.uri, prefix)]
+    return folders[-1] if folders else None
 
 
 class HostCache:

@@ -57,7 +57,7 @@ def test_an_unknown_key_is_answered_with_the_likeliest_one(source, message):
         ({"training": {"learning_rate": float("inf")}}, "training.learning_rate: is .inf: must be a number"),
         (
             {"training": {"betas": [0.9, 2]}},
-            "training.betas: holds 2: must be a list of 2, each a number, at least 0, at most 1",
+            "training.betas: holds 2: must be a list of 2, each a number, at least 0, below 1",
         ),
         (
             {"training": {"dtype": "bf16"}},

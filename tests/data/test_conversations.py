@@ -83,6 +83,24 @@ def test_arrow_fills_fields_with_nulls_and_they_are_left_out():
     assert [c["function"]["arguments"] for c in calls] == [{"a": 2}, {"x": 1}]
 
 
+def test_of_rows_with_both_kinds_of_names_arrow_fills_the_others_with_nulls():
+    mixed = [{"from": "human", "value": "hi"}, {"role": "assistant", "content": "hello"}]
+    row = pa.Table.from_pylist([{"messages": HI}, {"messages": mixed}, {"messages": [*HI, *mixed]}]).to_pylist()[2]
+    assert row["messages"][2] == {"role": None, "content": None, "from": "human", "value": "hi"}
+    assert converted(row).messages == [*HI, *HI]
+    calls = [{"function": {"name": "add", "arguments": "{}"}}, {"function": None, "name": "neg", "arguments": "{}"}]
+    said = converted({"messages": [HI[0], {"role": "assistant", "tool_calls": calls}]})
+    assert [call["function"]["name"] for call in said.messages[1]["tool_calls"]] == ["add", "neg"]
+
+
+def test_parts_of_a_message_may_be_empty_when_others_are_not():
+    parts = [{"type": "text", "text": text} for text in ("", "he", "", "llo")]
+    assert converted({"messages": [HI[0], {"role": "assistant", "content": parts}]}) == Example(HI)
+    call = {"function": {"name": "add", "arguments": {}}}
+    said = converted({"messages": [HI[0], {"role": "assistant", "content": parts[:1], "tool_calls": [call]}]})
+    assert said.messages[1]["content"] == ""
+
+
 def test_sharegpt_function_calls_and_its_system_column():
     conversation = [
         {"from": "human", "value": "add"},
@@ -136,6 +154,9 @@ def test_columns_that_do_not_suit_say_what_is_needed(columns: list, format: str,
         ({"messages": [{"content": "x"}]}, r"must be an object with role and content"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"is no text"),
         ({"messages": [HI[0], {"role": "assistant", "content": ""}]}, r"message 1: the reply is empty"),
+        ({"messages": [{"role": "user", "content": [{"text": ""}]}, HI[1]]}, r"message 0: all parts .* are empty"),
+        ({"messages": [HI[0], {"role": "assistant", "content": [{"text": ""}]}]}, r"message 1: the reply is empty"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "text": None}]}, HI[1]]}, r"holds None"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"x": 1}]}]}, r"tool call .* needs a name"),
         ({"messages": "{not json"}, r"is not valid JSON"),
         ({"prompt": "hi", "completion": None}, r"row 7, completion: holds None"),

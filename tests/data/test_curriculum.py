@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import asdict
+from decimal import Decimal
+from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -101,10 +105,40 @@ def test_a_pass_rate_goes_down_and_rows_without_one_are_the_hardest(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("value", "number"),
-    [(3, 3.0), ("Level 3", 3.0), ("1e-2", 0.01), ("-4.5 points", -4.5), ("Level ?", None), (None, None), (True, None)],
+    [
+        (3, 3.0),
+        ("Level 3", 3.0),
+        ("1e-2", 0.01),
+        ("-4.5 points", -4.5),
+        ("\u22124.5e\u22121", -0.45),
+        ("Level ?", None),
+        (None, None),
+        (True, None),
+        ("level-3", 3.0),
+        ("level -3", -3.0),
+        ("(AMC)-10", 10.0),
+        ("1,000", 1000.0),
+        ("1,000,000.5 steps", 1000000.5),
+        ("1,2", 1.0),
+        (".5", 0.5),
+        ("-.5", -0.5),
+        ("No.5", 5.0),
+        ("...5", 5.0),
+        (Decimal("0.5"), 0.5),
+        (Decimal("NaN"), None),
+        (Fraction(1, 2), 0.5),
+        (float("inf"), None),
+    ],
 )
 def test_difficulty_is_a_number_or_text_with_one(value: Any, number: float | None):
     assert difficulty_of(value) == number
+
+
+def test_decimals_of_parquet_are_numbers(tmp_path: Path):
+    table = pa.table({"prompt": ["a", "b"], "answer": ["1", "2"], "level": [Decimal("0.5"), Decimal("0.2")]})
+    pq.write_table(table, tmp_path / "set.parquet")
+    prompts = load_prompts(DatasetSection(path=str(tmp_path / "set.parquet")), seed=0)
+    assert made(prompts).levels == ((1,), (0,))
 
 
 def test_a_column_that_is_missing_or_holds_no_number_is_named(tmp_path: Path):

@@ -126,6 +126,14 @@ def test_usual_column_names_are_found_in_order(tmp_path: Path, columns: dict, pr
         (r"so the answer is $\boxed 5$, as $x=4$", "5"),
         (r"the answer is \fbox{$\frac{1}{2}$}.", r"$\frac{1}{2}$"),
         (r"\boxed {12} hours", "12"),
+        (r"so \boxed{\left\{ x\right.} it is", r"\left\{ x\right."),
+        (r"the set \boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"so $\boxed5$", "5"),
+        (r"so $\boxed -3x.$", "-3x"),
+        (r"so $\boxed\frac{1}{2}$", r"\frac{1}{2}"),
+        ("so \\boxed 5\nas $x=4$", "5"),
+        (r"so \[\boxed 5\] as $x=4$", "5"),
+        (r"\boxed{1} or \boxed{2}", "1, 2"),
     ],
 )
 def test_boxed_content_has_balanced_braces(text: str, content: str):

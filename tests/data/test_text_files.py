@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from forge_core.config.data_sections import DatasetSection
@@ -13,6 +15,7 @@ from forge_core.data import DataError, load_prompts
 from forge_core.data.documents import Documents
 from forge_core.data.sft_settings import SftDataConfig
 from forge_core.data.sft_sources import check_sft_data, open_documents
+from forge_core.data.sources import read_file
 
 PAIR = {"prompt": "a", "completion": "b"}
 EVERY_WAY = pytest.mark.parametrize("streaming", [False, True])
@@ -126,6 +129,13 @@ def test_unusual_characters_and_long_texts_are_read_as_they_are(tmp_path: Path, 
         ("x.csv", b"prompt,completion\na,b,c\n", "line 2 has more cells than the first line"),
         ("x.csv", b"prompt,completion\na\n", "line 2 has fewer cells than the first line"),
         ("x.csv", b'prompt,completion\n"a,b\n', "is not valid CSV"),
+        ("x.csv", b"prompt,completion,completion\na,b,c\n", "x.csv has the column 'completion' more than once: rename"),
+        (
+            "x.jsonl",
+            b'{"prompt": "a", "completion": "b", "completion": "c"}',
+            "line 1 has the column 'completion' more",
+        ),
+        ("x.json", b'[{"prompt": "a", "prompt": "b", "completion": "c"}]', "x.json has the column 'prompt' more than"),
         ("x.jsonl", rb'{"prompt": "\ud83d", "completion": "b"}', "line 1 holds half of a character"),
         ("x.jsonl", b'["a"]', "row 0 of .* is a list; rows must be objects"),
     ],
@@ -136,6 +146,27 @@ def test_what_is_no_text_or_no_row_is_named_with_its_file(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=rf"dataset\.path: .*{message}"):
         check_sft_data(SftDataConfig(path=str(tmp_path / name), streaming=streaming))
+
+
+@EVERY_WAY
+def test_a_folder_of_csv_files_with_two_columns_of_one_name_is_refused(tmp_path: Path, streaming: bool):
+    (tmp_path / "train-0.csv").write_text("prompt,completion\na,b\n")
+    (tmp_path / "train-1.csv").write_text("prompt,completion,completion\na,b,c\n")
+    with pytest.raises(DataError, match=r"dataset\.path: .*train-1\.csv has the column 'completion' more than once"):
+        said(tmp_path, streaming=streaming)
+
+
+def test_parquet_with_two_columns_of_one_name_is_refused_however_much_is_read(tmp_path: Path):
+    file = tmp_path / "x.parquet"
+    pq.write_table(pa.table([["a"], ["b"], ["c"]], names=["prompt", "answer", "answer"]), file)
+    for limit in (None, 1):
+        with pytest.raises(DataError, match=r"x\.parquet has the column 'answer' more than once: rename or remove"):
+            read_file(file, limit, "dataset")
+
+
+def test_columns_without_a_name_may_be_several(tmp_path: Path):
+    (tmp_path / "x.csv").write_text("prompt,completion,,\na,b,,\n")
+    assert said(tmp_path / "x.csv") == [["a", "b"]]
 
 
 def test_files_of_several_types_are_streamed_together_but_not_with_parquet(tmp_path: Path):

@@ -49,7 +49,7 @@ def test_a_flow_that_is_killed_at_every_start_fails_at_last(operator: Operator, 
     operator.wait("the end", lambda: operator.ended(flow_run))
     state = operator.flow_run(flow_run)["state"]
     assert state["type"] == "FAILED"
-    assert f"was started {CRASHES + 2} times and has committed 0 training steps" in state["message"]
+    assert f"was started {CRASHES + 2} times and has finished 0 batches" in state["message"]
 
 
 def test_a_flow_whose_worker_was_killed_finishes_and_is_not_trained_twice(operator: Operator, worker: psutil.Process):

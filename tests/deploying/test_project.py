@@ -54,6 +54,11 @@ def test_each_job_has_a_heartbeat_that_the_server_waits_for_three_times_and_the_
         assert "forge" in deployment.tags, "else its silence is not noticed"
 
 
+def test_what_nobody_else_starts_again_after_a_crash_the_server_does(project: Project):
+    roles = {d.full_name for d in project.deployments if "role" in d.tags}  # which their coordinator starts again
+    assert {d.full_name for d in project.deployments if "restart-after-crash" not in d.tags} == roles
+
+
 def test_workers_run_in_the_folder_of_the_file(project: Project):
     assert project.pull == [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}]
 

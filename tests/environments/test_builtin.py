@@ -27,6 +27,15 @@ def call(name: str, **arguments: object) -> Action:
         ("0.1 + 0.2", "0.3"),
         ("10 / 4", "2.5"),
         ("2 ** -1", "0.5"),
+        ("99999.99 * 99999.99", "9999998000.0001"),
+        ("1234567890123.5", "1234567890123.5"),
+        ("-1234567890123.5 / 10 ** 16", "-0.00012345678901235"),
+        ("1 + 1e-20", "1.00000000000000000001"),
+        ("100_000_000_000_000_000_000.1 + (\n0.2)", "100000000000000000000.3"),
+        ("1 / 3", "0.333333333333"),
+        ("1 / 6", "0.166666666667"),
+        ("2 ** -300", "4.9090934653e-91"),
+        ("1e-99999999", "0"),
     ],
 )
 def test_arithmetic_is_exact(expression: str, value: str):
@@ -45,6 +54,7 @@ def test_arithmetic_is_exact(expression: str, value: str):
         ("(" * 500, "more than 200 characters"),
         ("(" * 150, "no arithmetic expression"),
         ("True + 1", "only numbers"),
+        ("1e99999999", "a number is too large"),
         ("1e999", "a number is too large"),
         ("-1e999 * 2", "a number is too large"),
     ],

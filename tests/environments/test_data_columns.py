@@ -11,8 +11,8 @@ from forge_core.config import ConfigError, load_config
 from forge_core.config.references import secret_problems
 from forge_core.data_model import Episode
 from forge_core.runs.consumption import StepData, data_metrics
+from forge_core.runs.open_batches import SAMPLED
 from forge_core.runs.prompt_checks import check_prompts
-from forge_core.runs.record import PLANNED
 
 EPISODE = Episode(
     *("e", "g", 0, "p", []), [1], [2], [True], [-0.5], "t", "stop", 0, [], None, "",
@@ -41,4 +41,4 @@ def test_options_of_an_environment_take_a_secret_by_reference_only(monkeypatch: 
 
 
 def test_batches_that_are_open_were_sampled_with_their_environment():
-    assert "environment" in PLANNED
+    assert "environment" in SAMPLED

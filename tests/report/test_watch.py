@@ -16,6 +16,7 @@ from flows.cli import main
 from flows.stopping import request_stop
 from flows.watching import sparkline
 from forge_core.config import load_config
+from forge_core.config.sft_loader import load_sft_config
 from forge_core.report.facts import collect
 from forge_core.report.watching import Watched
 from forge_core.runs.failures import record_failure
@@ -23,6 +24,7 @@ from forge_core.runs.heartbeat import Heartbeat
 from forge_core.runs.liveness import run_state
 from forge_core.runs.record import RunRecord, create_run, load_run
 from forge_core.runs.rescored import finished_batches
+from forge_core.runs.versions import VALIDATION
 from forge_core.stop import Stopped
 from forge_core.store import Store, layout, open_store
 from forge_core.store.memory import MemoryBackend
@@ -178,6 +180,25 @@ def test_a_run_that_is_created_and_one_that_is_finished_need_no_sign_of_life(sto
     record = create_run(store, load_config(NEW))
     assert state(store, record) == "created"
     assert state(store, load_run(store, RUN)) == "finished"
+
+
+def test_a_look_at_a_supervised_run_with_patience_reads_no_entry_again(backend: Counting):
+    store = Store(backend)
+    config = {
+        "run": {"id": "fine"},
+        "steps": 100,
+        "dataset": {"path": "x", "holdout": 0.1},
+        "validation": {"patience": 50},
+    }
+    create_run(store, load_sft_config(config))
+    store.put_new_json(layout.ledger_init("fine"), {"version": 0})
+    for batch in range(30):
+        store.put_new_json(layout.ledger("fine", batch), {"batch": batch, "metrics": {VALIDATION: 1.0}})
+    watched = Watched(store, "fine")
+    watched.silence()
+    before = backend.asked["read"]
+    watched.silence()
+    assert backend.asked["read"] == before
 
 
 def test_what_a_role_made_last_is_the_newest_by_time(backend: Counting):

@@ -49,6 +49,18 @@ def test_exact_match_can_require_that_the_model_ended(finish_reason: str, expect
         ("15", "5", 0.0),
         ("x5", "5", 1.0),
         ("$12", "$12", 1.0),
+        ("it is 1e3", "1000", 1.0),
+        ("it is 1e3", "3", 0.0),
+        ("-1.5E+3.", "-1500", 1.0),
+        ("1e\u22123", "3", 0.0),
+        ("100e-2", "1", 1.0),
+        ("1000", "1e3", 1.0),
+        ("1e60", str(10**60), 1.0),
+        ("1e3.5", "1000", 0.0),
+        ("3e", "3", 1.0),
+        ("1e999999999", "3", 0.0),
+        ("1e99999999999999999999", "3", 0.0),
+        ("the hash 0e99999999999999999999", "0", 0.0),
         ("none", "0", 0.0),
         ("", "0", 0.0),
         ("123456789012345678901234567890", "123456789012345678901234567891", 0.0),
@@ -94,6 +106,12 @@ def test_reasoning_gym_extracts_what_the_verifier_sees():
     assert ReasoningGym(extract="last_number").grade("", f"It is {answer}.", metadata) == 1.0
     for extract in ("answer_tag", "last_number"):
         assert ReasoningGym(extract=extract).grade("", "no idea", metadata) == 0.0
+
+
+def test_the_last_number_of_reasoning_gym_is_written_out():
+    _, metadata = stored("chain_sum")
+    metadata["reasoning_gym"]["entry"]["answer"] = "1500"
+    assert ReasoningGym(extract="last_number").grade("", "It is 1.5e3.", metadata) == 1.0
 
 
 def test_reasoning_gym_verifiers_get_the_entry_as_it_was_made():

@@ -93,6 +93,17 @@ def test_there_are_as_many_verdicts_as_recorded_and_some_are_marked_wrong():
         ("2.5 thousand", r"\boxed{\$2500}", True),
         ("east", r"\boxed{seat}", False),
         ("abc", r"\boxed{bca}", True),
+        ("xy", r"\boxed{yx}", True),
+        ("at", r"\boxed{ta}", True),
+        ("OA", r"\boxed{AO}", True),
+        ("no", r"\boxed{on}", False),
+        ("no", r"\boxed{No}", True),
+        ("Tom", r"\boxed{mTo}", False),
+        ("east side", r"\boxed{seat side}", False),
+        ("east side", r"\boxed{East Side}", True),
+        ("two", r"\boxed{tow}", False),
+        ("no", r"\boxed{\text{no}}", True),
+        ("3", r"\boxed{1e99999999999999999999}", False),
         ("A", r"\boxed{\textbf{(A)}\ 12}", True),
         ("B", r"\boxed{\textbf{(A)}\ 12}", False),
         (r"\frac32", r"\boxed{1½}", True),
@@ -112,6 +123,8 @@ def test_what_is_the_same_mathematics(answer: str, completion: str, right: bool)
     [
         ("The answer is **5**.", "5"),
         ("**Answer:** `5`", "5"),
+        ("it is 5e0", "5"),
+        ("I get 1e3", "1000"),
         ("The answer is therefore 5, and not 6.", "5"),
         ("The answer is 2*3*4.", "24"),
         ("The correct option is (A).", "A"),
@@ -210,7 +223,8 @@ def test_where_the_answer_stands_is_a_setting(completion: str, options: dict[str
 def test_boxes_are_balanced_and_the_inner_one_counts():
     assert boxed(r"\boxed{\frac{1}{2}} then \boxed{\boxed{7}} then \boxed{3") == [r"\frac{1}{2}", "7"]
     assert boxed(r"\boxed{\{1, 2\}}") == [r"\{1, 2\}"]
-    assert boxed(r"\boxed 5") == ["5"]
+    assert boxed(r"\boxed 5") == boxed(r"\boxed5") == ["5"]
+    assert boxed(r"\boxedx{5}") == []
     assert boxed(r"\boxed{1}, \boxed{2} and $\boxed{3}$; but \boxed{4}") == ["1, 2, 3", "4"]
 
 

@@ -65,8 +65,8 @@ def create(start: Start, folder: Path, store: str) -> Store:
 
 
 def claimed_by(store: Store, batch: int) -> set[str]:
-    """The processes that claimed shards of ``batch``."""
-    keys = store.list(f"{layout.run('tiny')}claims/{layout.number(batch)}")
+    """The generators that claimed shards of ``batch``."""
+    keys = store.list(f"{layout.run('tiny')}claims/{layout.number(batch)}/{layout.number(0)}")
     return {store.read_json(key)["worker"] for key in keys}
 
 

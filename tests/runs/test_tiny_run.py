@@ -188,7 +188,7 @@ def test_a_dataset_of_only_too_long_prompts_names_the_setting() -> None:
         ctx.plan(0)
 
 
-def test_a_changed_reward_under_the_same_name_is_refused_not_mixed() -> None:
+def test_a_changed_reward_under_the_same_name_is_refused_and_committed_grades_are_never_mixed() -> None:
     ctx = advance(new_run(memory()), 1)
     changed = tiny("rewards.functions.0.weight=2")
     with pytest.raises(ConfigError, match=r"rewards\.functions.*--allow-config-change"):

@@ -25,8 +25,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from flows.home import ServerError, forge_home
-from flows.server import ServerHandle, ensure_server
+from flows.server import RECORD, ServerHandle, ensure_server, running_server
 from flows.server_process import END_S, begin, later
+from forge_core.files import write_whole
 from tests.fixtures_prefect import forge_server
 
 pytestmark = pytest.mark.server
@@ -159,6 +160,36 @@ def wait_for_record(home: Path, pid: int) -> None:
     while not (record.exists() and (r := json.loads(record.read_text()))["pid"] == pid and answers(r["url"])):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"url": "http://127.', "[]", "{}", '{"url": "http://127.0.0.1:9/api", "pid": null}']
+)
+def test_a_record_of_a_server_that_cannot_be_read_is_none(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    (tmp_path / RECORD).write_text(text)
+    assert running_server(tmp_path) is None
+
+
+def test_a_record_is_whole_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that is killed in the middle leaves what was there."""
+    file = tmp_path / RECORD
+    write_whole(file, "before")
+
+    def killed(self: Path, text: str) -> int:
+        with self.open("w") as output:
+            output.write(text[:3])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(file, "afterwards")
+    monkeypatch.undo()
+    assert file.read_text() == "before"
+    write_whole(file, "afterwards")
+    assert file.read_text() == "afterwards"
 
 
 def test_a_flow_run_calls_nobody_outside(prefect_server: ServerHandle) -> None:

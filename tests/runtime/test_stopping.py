@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -8,14 +9,22 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from flows.cli import main
+from flows.commands.running import run_flow
+from flows.redo_session import RescoreSession
 from flows.server import ServerHandle
-from flows.stopping import StopWatcher, next_request, request_stop
-from forge_core.stop import StopToken
+from flows.session import GRPO, Session, session_of_stored
+from flows.stopping import StopWatcher, next_request, request_stop, starting
+from forge_core.runs.record import RunRecord, create_run, load_run
+from forge_core.stop import Stopped, StopToken
 from forge_core.store import Store, layout, open_store
+from tests.runs.harness import tiny
 
 FLOWS = """
 import signal, sys
@@ -160,6 +169,93 @@ def test_requests_are_numbered_and_old_ones_do_not_stop_a_resumed_run() -> None:
         request_stop(store, "run-1")
         assert stop.wait(5)
     assert stop.reason == "forge stop"
+
+
+def test_a_request_counts_from_the_start_of_the_command_on() -> None:
+    store = open_store("memory://starting")
+    request_stop(store, "run-1")
+    with starting(store, "run-1"):
+        request_stop(store, "run-2")
+        request_stop(store, "run-1")
+        with starting(store, "run-1"):  # as the flow does, once the command has begun
+            stop, other = StopToken(), StopToken()
+            watchers = StopWatcher(stop, store, "run-1", None), StopWatcher(other, store, "run-2", None)
+    with watchers[0], watchers[1]:
+        assert stop.wait(5)
+        assert not other.wait(0.3)
+    again = StopToken()
+    with StopWatcher(again, store, "run-1", None):
+        assert not again.wait(0.3), "a later resumption of this process begins anew"
+
+
+def test_a_request_while_the_server_starts_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, reasons = open_store("memory://server-starts"), list[str | None]()
+
+    def server(meanwhile: Callable[[], object]) -> ServerHandle:
+        request_stop(store, "run-1")
+        return ServerHandle("http://nowhere/api", "http://nowhere")
+
+    def flow() -> object:
+        stop = StopToken()
+        with StopWatcher(stop, store, "run-1", None):
+            stop.wait(5)
+        reasons.append(stop.reason)
+        return SimpleNamespace(is_completed=lambda: True)
+
+    monkeypatch.setattr("flows.server.ensure_server", server)
+    assert run_flow(flow, store, "run-1") == 0
+    assert reasons == ["forge stop"]
+
+
+def test_a_request_while_resume_checks_its_input_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, reasons = open_store("memory://resume-checks"), list[str | None]()
+    create_run(store, tiny())
+
+    def checks_and_runs(args: argparse.Namespace, store: Store) -> int:
+        request_stop(store, "tiny")
+        stop = StopToken()
+        with StopWatcher(stop, store, "tiny", None):
+            stop.wait(5)
+        reasons.append(stop.reason)
+        return 0
+
+    monkeypatch.setattr("flows.commands.running._resume", checks_and_runs)
+    assert main(["resume", "tiny", "--store", store.uri]) == 0
+    assert reasons == ["forge stop"]
+
+
+def test_a_request_while_a_run_is_sealed_ends_that_and_the_session_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = open_store("memory://sealing")
+    record = create_run(store, tiny())
+
+    def replay(store: Store, record: RunRecord, stop: StopToken) -> None:
+        request_stop(store, "tiny")
+        assert stop.wait(5)
+        stop.check()
+
+    monkeypatch.setattr("flows.session.seal", replay)
+    kind = replace(
+        GRPO,
+        check=lambda config: [],
+        opened=lambda store, record: SimpleNamespace(record=record, stop=StopToken()),
+    )
+    session = session_of_stored(kind, "tiny", store.uri, ["steps=8"], ["steps"], False)
+    assert session.stop.reason == "forge stop"
+    assert (session.record.config.steps, load_run(store, "tiny").changes) == (record.config.steps, 0)
+    monkeypatch.setattr("flows.session.seal", lambda store, record, stop: None)
+    session = session_of_stored(kind, "tiny", store.uri, ["steps=8"], ["steps"], False)
+    assert (session.stop.is_set(), session.record.config.steps) == (False, 8)
+
+
+def test_a_session_that_is_stopped_before_it_begins_begins_nothing() -> None:
+    for kind in (Session, RescoreSession):
+        session = object.__new__(kind)
+        session.stop = StopToken()
+        session.stop.set("forge stop")
+        with pytest.raises(Stopped):
+            session.first_batch()
 
 
 def test_a_store_that_fails_neither_stops_nor_fails_the_run(caplog: pytest.LogCaptureFixture) -> None:

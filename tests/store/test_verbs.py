@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from forge_core.overdue import Overdue
 from forge_core.stop import Stopped, StopToken
 from forge_core.store import CorruptObject, IdentityError, NotFound, Store, StoreError, open_store
 from forge_core.store.backend import PUT_NEW_LIMIT
@@ -273,7 +274,7 @@ def test_wait_for_returns_when_the_key_appears(store: Store) -> None:
 
 def test_wait_for_ends_at_its_deadline_with_the_key(store: Store) -> None:
     started = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"never did not appear in the store .* within 0\.2 s"):
+    with pytest.raises(Overdue, match=r"never did not appear in the store .* within 0\.2 s"):
         store.wait_for("never", timeout_s=0.2)
     assert 0.2 <= time.monotonic() - started < 3
 

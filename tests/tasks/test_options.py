@@ -6,6 +6,7 @@ import pytest
 from prefect.states import Failed
 
 from forge_core.algorithms.fates import StalenessError
+from forge_core.overdue import Overdue
 from forge_core.stop import Stopped
 from forge_core.store import CorruptObject, IdentityError, LedgerError, NotFound, StoreError
 from tasks.options import is_io_error
@@ -17,6 +18,7 @@ from tasks.options import is_io_error
         (StoreError("the bucket did not answer"), True),
         (OSError("no route to host"), True),
         (TimeoutError("slow"), True),
+        (Overdue("roles.wait_s is up"), False),
         (NotFound("s3://b", "key"), False),
         (IdentityError("another request"), False),
         (CorruptObject("torn"), False),

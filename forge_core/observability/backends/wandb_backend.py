@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.config.metric_sections import WandbSection
+from forge_core.files import write_whole
 from forge_core.observability.backends import Origin
 from forge_core.observability.metrics import Metric
 
@@ -55,7 +56,7 @@ class WandbBackend:
         shown = {key: self._table(rows) for key, rows in tables.items()}
         self._run.log({**values, **shown, "step": step})
         if self._offline:
-            self._reached.write_text(str(step))
+            write_whole(self._reached, str(step))
 
     def log_value(self, metric: Metric) -> None:
         self._run.log({f"values/{metric.key}": metric.value})
