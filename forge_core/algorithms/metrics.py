@@ -30,6 +30,7 @@ def accumulate(sums: dict[str, Any], part: Mapping[str, Any]) -> None:
 
 def over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """One value for several optimizer steps: the mean of each metric over the steps that have it, the largest of a
-    maximum."""
+    maximum, the learning rate of the last step."""
     names = dict.fromkeys(name for step in steps for name in step)
-    return {name: (max if is_maximum(name) else fmean)(step[name] for step in steps if name in step) for name in names}
+    found = {name: (max if is_maximum(name) else fmean)(step[name] for step in steps if name in step) for name in names}
+    return found | {name: steps[-1][name] for name in names if name == "learning_rate"}

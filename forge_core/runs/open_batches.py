@@ -31,8 +31,8 @@ log = logging.getLogger("forge")
 
 def check_open(store: Store, run_id: str, changed: Sequence[str], config: RunConfig) -> None:
     """Raise ConfigError for a change to ``config`` that open batches do not survive. ``changed``: keys and code."""
-    batches, keys = _open(store, run_id), [name for name in changed if name.startswith(SAMPLED)]
-    if keys and batches:
+    keys = [name for name in changed if name.startswith(SAMPLED)]
+    if keys and (batches := _open(store, run_id)):
         with_code = "with the code that the run started with, " if any(" " in key for key in keys) else ""
         raise ConfigError(
             f"{', '.join(keys)}: batches {batches[0]} to {batches[-1]} are planned already and would be of both kinds: "
@@ -46,9 +46,11 @@ def check_open(store: Store, run_id: str, changed: Sequence[str], config: RunCon
 def withdraw(store: Store, run_id: str, changed: Sequence[str]) -> None:
     """Let what open batches have of rewards and reference log-probabilities be made again, where ``changed`` decides
     it. (Which groups have reference log-probabilities may depend on the rewards.)"""
-    grades = any(name.startswith(GRADED) and name not in NO_GRADE for name in changed)
-    kinds = [layout.rewards, layout.reference] if grades else []
-    kinds += [layout.reference] if any(name in COMPARED for name in changed) and not grades else []
+    kinds = []
+    if any(name.startswith(GRADED) and name not in NO_GRADE for name in changed):
+        kinds = [layout.rewards, layout.reference]
+    elif any(name in COMPARED for name in changed):
+        kinds = [layout.reference]
     gone = [prefix for kind in kinds for _, prefix in _shards(store, run_id, kind)]
     for prefix in gone:
         store.delete(f"{prefix}{MANIFEST}")

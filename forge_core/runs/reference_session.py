@@ -8,7 +8,6 @@ Invariants:
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,28 +64,17 @@ class Teacher:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._lock = threading.RLock()  # many shards ask at a time
-
-    @property
-    def folder(self) -> Path:
-        with self._lock:
-            return self._folder
-
-    @property
-    def digest(self) -> str:
-        """What it is known by."""
-        with self._lock:
-            return self._digest
 
     @once
-    def _folder(self) -> Path:
+    def folder(self) -> Path:
         return teacher_folder(self._config)
 
     @once
-    def _digest(self) -> str:
+    def digest(self) -> str:
+        """What it is known by."""
         from forge_core.evaluation.policies import folder_policy  # imports what imports this file
 
-        return folder_policy("teacher", self._folder).digest
+        return folder_policy("teacher", self.folder).digest
 
 
 def reference_folder(ctx: RunContext) -> Path:

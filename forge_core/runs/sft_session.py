@@ -59,8 +59,7 @@ class SftTrainerSession(TrainerSession):
         self._version = None
         metrics = [self._optimizer_step_on(rows) for rows in self._sft.rows.step(data.batch)]
         self._version = data.batch + 1
-        found = over_steps(metrics)
-        return True, {**found, "learning_rate": metrics[-1]["learning_rate"]}
+        return True, over_steps(metrics)
 
     def _optimizer_step_on(self, rows: PackedRows) -> dict[str, float]:
         result, step = self._loaded().train_samples(rows, totals=rows.totals, temperature=1.0, stop=self._sft.stop)

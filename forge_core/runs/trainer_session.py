@@ -221,8 +221,7 @@ class TrainerSession:
             steps = [(self._with_proximal(samples), totals) for samples, totals in steps]
         metrics = [m for samples, totals in steps for m in self._optimizer_step(samples, totals)]
         self._version = data.batch + 1
-        rate = {"learning_rate": metrics[-1]["learning_rate"]} if metrics else {}
-        return bool(metrics), {**over_steps(metrics), **rate}
+        return bool(metrics), over_steps(metrics)
 
     def _with_proximal(self, samples: list[Sample]) -> list[Sample]:
         """The samples with log-probabilities of the policy that this training step starts from."""

@@ -4,13 +4,13 @@ which fail when they are told to; what real ones do is in test_vllm_generator.py
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from forge_core.generation import vllm as vllm_module
@@ -21,7 +21,10 @@ from forge_core.generation.vllm_settings import VLLMSettings
 from forge_core.models.errors import WeightsError
 from forge_core.observability.memory import OutOfMemory
 from forge_core.processes import ChildGroup
+from forge_core.stop import StopToken
 from tests.generation.conftest import make_folder, request
+from tests.processes.test_group import runs
+from tests.weights.objects import until
 
 pytestmark = pytest.mark.engine
 Make = Callable[..., VLLMGenerator]
@@ -61,19 +64,16 @@ def starts(folder: Path) -> list[tuple[str, int]]:
     return [(word, int(pid)) for word, pid in lines]
 
 
-def until(done: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def runs(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
 def reasons(generator: VLLMGenerator, **limits: Any) -> list[Any]:
-    return [c.metadata["finish_reason"] for c in generator.generate([request("12"), request("3", seed=1)], **limits)]
+    """How two requests ended; a call that waits for ever fails."""
+    stop = StopToken()
+    timer = threading.Timer(30, stop.set, ["the call does not end"])
+    timer.start()
+    try:
+        made = generator.generate([request("12"), request("3", seed=1)], stop=stop, **limits)
+    finally:
+        timer.cancel()
+    return [completion.metadata["finish_reason"] for completion in made]
 
 
 def test_memory_that_runs_out_while_an_engine_generates_is_named_with_the_settings(make: Make) -> None:
