@@ -508,12 +508,17 @@ def compare_memory(part: Part, role: str, found: int, expected: int) -> None:
 
 
 def kill(part: Part) -> None:
-    """``kill -9`` of a run whose engine and trainer are on the GPU: nothing stays on it, and the run goes on."""
+    """``kill -9`` of a run whose engine and trainer are on the GPU: nothing stays on it, and the run goes on. Its rates
+    are those of its metrics."""
+    from benchmarks.smollm2_gpu import RATES
+    from forge_core.query import query
     from forge_core.store import Ledger, open_store
     from tests.faults.processes import Forge, write_config
 
     folder = part.folder / "killed"
-    path, before = write_config(folder, run_settings(part) | {"steps": 6}), part.used()
+    settings = run_settings(part) | {"steps": 6}
+    settings["generator"]["engine_args"]["enforce_eager"] = True  # it starts twice
+    path, before = write_config(folder, settings), part.used()
     ledger = Ledger(open_store(str(folder / "store")), "part")
     run = Forge(folder, "train", path, own_server=True)
     try:
@@ -533,6 +538,9 @@ def kill(part: Part) -> None:
         part.holds("the run goes on to its end", resumed.wait(300.0) == 0 and ledger.head() == 6)
     finally:
         resumed.end()
+    rates = query(["part"], RATES, store=str(folder / "store")).to_pylist()
+    part.figures["rates"] = {row["key"]: row["median"] for row in rates}
+    part.note()
 
 
 PARTS = {work.__name__: work for work in (sleep, vllm_tp, ranks, float8, oom, memory, kill)}

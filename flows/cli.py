@@ -15,35 +15,29 @@ from flows.arguments import parser
 from forge_core.collector import collect_seldom
 
 OK, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 130
+STORE = "store="  # before a store: the same as ``--store``, for every command that uses one
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
     collect_seldom()
     top = parser()
-    args, extra = top.parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    stores = [word for word in words if word.startswith(STORE)]  # else they would be taken for what may come there
+    args, extra = top.parse_known_args([word for word in words if word not in stores])
     if args.command is None:
         top.print_help(sys.stderr)
         return BAD_INPUT
+    if hasattr(args, "store"):
+        args.store = next((word.removeprefix(STORE) for word in reversed(stores) if word != STORE), args.store)
+    else:
+        extra = [*extra, *stores]
     if hasattr(args, "overrides"):
         args.overrides = [*args.overrides, *extra]  # flags that are no flags are answered with the key to set
         extra = []
-    if hasattr(args, "store"):
-        extra = take_store(args, extra)
     if extra:
         top.error(f"unrecognized arguments: {' '.join(extra)}")
     return run(args)
-
-
-def take_store(args: argparse.Namespace, extra: list[str]) -> list[str]:
-    """``store=…`` means the same as ``--store …`` to every command that uses a store; returns the other words."""
-    words = [*getattr(args, "overrides", []), *extra]
-    for word in words:
-        if word.startswith("store="):
-            args.store = word.removeprefix("store=") or args.store
-    if hasattr(args, "overrides"):
-        args.overrides = [word for word in args.overrides if not word.startswith("store=")]
-    return [word for word in extra if not word.startswith("store=")]
 
 
 def run(args: argparse.Namespace) -> int:

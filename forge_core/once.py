@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, overload
 T = TypeVar("T")
 
 
-class once(Generic[T]):  # noqa: N801: it is used as ``property`` is
+class once(Generic[T]):
     """A property that is made when it is first asked for. One that fails is made again at the next request."""
 
     def __init__(self, make: Callable[[Any], T]) -> None:

@@ -17,17 +17,20 @@ from typing import Any
 
 WORDS = frozenset(
     {
-        *("KEY", "KEYS", "APIKEY", "TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "PAT"),
-        *("CREDENTIAL", "CREDENTIALS", "DSN", "AUTH"),
+        *("KEY", "KEYS", "APIKEY", "TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASS", "PWD", "PASSPHRASE"),
+        *("PAT", "CREDENTIAL", "CREDENTIALS", "DSN", "AUTH"),
     }
 )
+CONNECTION = {"CONNECTION", "STRING"}
+FOLDERS = ("PWD", "OLDPWD")  # of the shell
 SHORTEST = 8  # characters; shorter values are words that stand everywhere
 _PASSWORD_IN_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.IGNORECASE)
 
 
 def is_secret_name(name: str) -> bool:
     """Whether a variable of this name holds a secret."""
-    return not WORDS.isdisjoint(name.upper().split("_"))
+    words = set(name.upper().split("_"))
+    return name not in FOLDERS and (not WORDS.isdisjoint(words) or words >= CONNECTION)
 
 
 def is_key_name(name: str) -> bool:
@@ -42,11 +45,21 @@ def has_password(value: str) -> bool:
 
 
 def redact(text: str) -> str:
-    """``text`` with the names of variables in place of the secrets that they hold."""
-    for name, value in os.environ.items():
+    """``text`` with the names of variables in place of the secrets that they hold; the longest first, since one may
+    begin another."""
+    for name, value in sorted(os.environ.items(), key=lambda item: -len(item[1])):
         if len(value) >= SHORTEST and value in text and (is_secret_name(name) or has_password(value)):
             text = text.replace(value, f"<{name}>")
     return text
+
+
+def _message(record: logging.LogRecord) -> str:
+    """The text of ``record``, also of one whose arguments do not fit: logging says so of it, and its caller goes on."""
+    try:
+        return record.getMessage()
+    except Exception:
+        record.msg, record.args = f"{record.msg} {record.args}", ()
+        return str(record.msg)
 
 
 def redact_logs() -> None:
@@ -57,7 +70,7 @@ def redact_logs() -> None:
 
     def redacted(*arguments: Any, **keywords: Any) -> logging.LogRecord:
         record = make(*arguments, **keywords)
-        message = record.getMessage()
+        message = _message(record)
         if (clean := redact(message)) != message:
             record.msg, record.args = clean, ()
         if record.exc_info and record.exc_info[0] is not None:

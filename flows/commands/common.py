@@ -47,11 +47,12 @@ def existing_store(args: argparse.Namespace, *, quiet: bool = False, probe: bool
 
 
 def show(table: Table) -> None:
-    """Print a table on standard output: fitted to a terminal, else in full, in plain characters."""
+    """Print a table on standard output: fitted to a terminal, else in full, in plain characters. Its texts are shown as
+    they are, whatever rich would read in them."""
     if sys.stdout.isatty():
-        return Console().print(table)
+        return Console(markup=False, emoji=False).print(table)
     table.box = box.ASCII
-    Console(width=UNLIMITED).print(table)
+    Console(width=UNLIMITED, markup=False, emoji=False).print(table)
 
 
 def log_to_stderr() -> None:

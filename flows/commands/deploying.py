@@ -31,7 +31,7 @@ def exposure_warnings(host: str) -> list[str]:
     try:
         address = ipaddress.ip_address(socket.gethostbyname(host))
     except OSError as error:
-        raise ServerError(f"--host {host}: no such address ({error})") from error
+        raise ServerError(f"--host {host}: no such IPv4 address ({error}), such as 127.0.0.1 or 0.0.0.0") from error
     if address.is_loopback:
         return []
     warnings = [f"{host} can be reached from other machines, in clear text: put TLS in front (docs/operating.md)"]

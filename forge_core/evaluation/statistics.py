@@ -45,7 +45,8 @@ def bootstrap_mean(values: Sequence[float], confidence: float = CONFIDENCE, draw
     means = bootstrap_means(values, draws)
     tail = (1 - confidence) / 2
     low, high = (float(np.quantile(means, q)) for q in (tail, 1 - tail))
-    return Estimate(fmean(values), low, high, len(values), confidence)
+    mean = fmean(values)  # of equal values it may be rounded otherwise than theirs
+    return Estimate(mean, min(low, mean), max(high, mean), len(values), confidence)
 
 
 def lower_bound(values: Sequence[float], confidence: float = CONFIDENCE, draws: int = DRAWS) -> float:

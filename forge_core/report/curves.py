@@ -166,7 +166,8 @@ def reward(runs: Runs, palette: Palette) -> Figure | None:
 def _draw_held_out(axes: Any, held: Sequence[tuple[int, float, float, float]], colour: str, name: str) -> None:
     if held:
         versions, means = [v for v, *_ in held], [m for _, m, *_ in held]
-        below, above = [m - low for _, m, low, _ in held], [high - m for _, m, _, high in held]
+        below = [max(m - low, 0.0) for _, m, low, _ in held]  # a mean may be rounded past its interval
+        above = [max(high - m, 0.0) for _, m, _, high in held]
         axes.errorbar(versions, means, [below, above], capsize=3, lw=2.0, color=colour, marker="o", ms=5,
                       label=f"{name}held-out prompts, 95 % interval")  # fmt: skip
 

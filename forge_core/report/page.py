@@ -105,7 +105,9 @@ def settings_section(
 ) -> Section:
     """Several runs side by side."""
     names = [facts.run_id for facts in runs]
-    facts_rows = [[key, *(dict(_facts(facts)).get(key, "–") for facts in runs)] for key, _ in _facts(runs[0])]
+    known = [dict(_facts(facts)) for facts in runs]
+    keys = dict.fromkeys(key for one in sorted(known, key=len, reverse=True) for key in one)
+    facts_rows = [[key, *(one.get(key, "–") for one in known)] for key in keys]
     different = _table(("key", *names), [[key, *values] for key, values in rows]) if rows else "<p>None.</p>"
     parts = [("Side by side", _table(("", *names), facts_rows)), *(_figure(figure) for figure in figures)]
     return Section("comparison", "Comparison", [*parts, ("Settings that differ", different)])

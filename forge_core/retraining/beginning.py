@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from forge_core.data.prompts import load_prompts
 from forge_core.data.sft_sources import open_documents
 from forge_core.data.sources import is_pattern, matching
 from forge_core.models.stored import RunVersion
-from forge_core.runs.record import C, code_digests, now
+from forge_core.runs.record import RUN_ID, C, code_digests, now
 from forge_core.runs.versions import best_version
 from forge_core.store import Ledger, Store, digest, layout
 from forge_core.weights.registry import PRODUCTION, Entry, Record, Registry, require_weights, shown
@@ -68,6 +69,8 @@ def begin(
 ) -> Retraining | NothingToDo:
     """The retraining that these inputs mean, recorded in the store. ``force``: also when no row is new. Raises
     ConfigError, DataError, StoreError before anything is trained."""
+    if retrain_id is not None:
+        _check_id(retrain_id, sft, f"--retrain-id {retrain_id}")
     registry = Registry(store, config.name)
     run, sft = with_present_files(run), sft and with_present_conversations(sft)
     if retrain_id is None and (empty := _pattern_without_files(run, sft)):
@@ -80,11 +83,22 @@ def begin(
         if not force and (last := newest_decision(registry)) and last["decision"]["data_digest"] == data["digest"]:
             return NothingToDo(_nothing_new(config.name, data, last), last)
         retrain_id = next(i for i in _ids(config.name, run, data, sft) if decision_of(registry, i) is None)
+        _check_id(retrain_id, sft, f"name: {config.name} is too long for that of a model that is retrained")
     elif entry := decision_of(registry, retrain_id):
         return NothingToDo(f"{retrain_id} was decided before: {entry['action']}: {entry['reason']}", entry)
     run = _named(run, retrain_id, store)
     sft = sft and _named(sft, f"{retrain_id}-sft", store)
     return _recorded(store, Retraining(retrain_id, config.name, run, data, config.gate, config.distributed, sft))
+
+
+def _check_id(retrain_id: str, sft: SftConfig | None, given: str) -> None:
+    """Raise ConfigError when the runs of a retraining could not be called after it."""
+    run_id = retrain_id if sft is None else f"{retrain_id}-sft"
+    if not re.fullmatch(RUN_ID, run_id):
+        raise ConfigError(
+            f"{given}: its run would be called {run_id!r}, and a run id is up to 100 letters, digits and any of . _ -, "
+            "the first a letter or digit: choose another"
+        )
 
 
 def _named(run: C, run_id: str, store: Store) -> C:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from forge_core.sandbox import bubblewrap, seccomp
-from forge_core.sandbox.image import image
+from forge_core.sandbox.image import image, mark_used
 from forge_core.sandbox.limits import Limits
 from forge_core.sandbox.process import Process
 
@@ -33,6 +33,7 @@ class Launcher:
 
     def start(self, mode: Mode, code: str, timeout_s: float, stdin: bytes | None = None) -> Process:
         """Start ``code``, with ``timeout_s`` seconds from now; ``stdin`` None: a pipe for ``Process.send``."""
+        mark_used(self.image)
         status, reports = os.pipe()
         files = [_file(seccomp.program()), _file(code.encode(errors="replace"))]
         source = None if stdin is None else _file(stdin)

@@ -111,6 +111,14 @@ def test_the_store_is_found_by_flag_by_override_and_by_environment(
     assert f"store: file://{folder}/elsewhere" in result.err
 
 
+@pytest.mark.parametrize("argv", [("models",), ("gc",), ("report", "there"), ("query", "--sql", "SELECT 1 AS one")])
+def test_an_override_names_the_store_wherever_a_name_may_come(forge: Forge, folder: Path, argv: tuple[str, ...]):
+    create_run(open_store("elsewhere"), load_config({"run": {"id": "there"}}))
+    result = forge(*argv, "store=elsewhere")
+    assert result.status == 0, result.err
+    assert "elsewhere" in result.err
+
+
 @pytest.mark.parametrize("argv", [("runs",), ("ledger", "x"), ("export", "x", "y"), ("stop", "x"), ("resume", "x")])
 def test_looking_where_there_is_no_store_says_so_and_makes_none(forge: Forge, folder: Path, argv: tuple[str, ...]):
     result = forge(*argv)

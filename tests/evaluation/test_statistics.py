@@ -113,6 +113,9 @@ def test_a_gain_on_most_prompts_is_significant_and_never_certain():
 def test_equal_values_have_no_spread_and_equal_input_gives_equal_figures():
     estimate = bootstrap_mean([0.25] * 7)
     assert (estimate.mean, estimate.low, estimate.high) == (0.25, 0.25, 0.25)
+    for value, count in ((0.1, 64), (0.1, 100), (0.1, 256), (0.9, 128), (0.95, 128)):
+        estimate = bootstrap_mean([value] * count)
+        assert estimate.low <= estimate.mean <= estimate.high
     assert bootstrap_mean([0.1, 0.5, 0.9, 0.4]) == bootstrap_mean([0.1, 0.5, 0.9, 0.4])
 
 

@@ -207,3 +207,33 @@ def test_thousands_of_shards_are_found_quickly(store: Store, timed: Callable[[],
 @pytest.fixture
 def timed() -> Callable[[], float]:
     return time.process_time  # of this process: the machine may be busy
+
+
+def asked(tmp_path: Path, sql: str, *flags: str) -> int:
+    return main(["query", "--store", str(tmp_path), "--sql", sql, *flags])
+
+
+def test_columns_of_one_name_are_all_shown_and_an_object_cannot_have_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    example_run(open_store(str(tmp_path)))
+    assert asked(tmp_path, "SELECT 1 AS a, 2 AS a, 3 AS b") == 0
+    assert capsys.readouterr().out.splitlines()[3] == "| 1 | 2 | 3 |"
+    assert asked(tmp_path, "SELECT 1 AS a, 2 AS a", "--json") == 2
+    assert "several columns of the answer are named a" in capsys.readouterr().err
+
+
+def test_texts_and_headers_are_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    example_run(open_store(str(tmp_path)))
+    assert asked(tmp_path, "SELECT '[/x] :smile:' AS \"[red]a[/y]\", list_sort([2, 1])[1]") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split("|")[1].strip() == "[red]a[/y]"
+    assert lines[1].split("|")[2].strip() == "list_sort(list_value(2, 1))[1]"
+    assert lines[3].split("|")[1].strip() == "[/x] :smile:"
+
+
+def test_numbers_of_json_are_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    example_run(open_store(str(tmp_path)))
+    sql = "SELECT sum(batch) AS n, 'nan'::DOUBLE AS x, [1.5, 'inf'::DOUBLE] AS xs, 0.25 AS d FROM ledger"
+    assert asked(tmp_path, sql, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"n": 3, "x": None, "xs": [1.5, None], "d": 0.25}

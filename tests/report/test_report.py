@@ -195,6 +195,14 @@ def test_several_runs_are_compared_with_the_settings_that_differ(store: Store, t
     assert "steps committed 3 of 3 2 of 2" in shown
 
 
+def test_what_one_of_several_runs_has_is_shown_in_any_order(store: Store, tmp_path: Path):
+    create_run(store, load_config({"run": {"id": "empty"}}))
+    for order in (("empty", RUN), (RUN, "empty")):
+        _, page = written(store, tmp_path / order[0], *order)
+        (table,) = re.findall(r"Side by side</h3>.*?</table>", page, flags=re.DOTALL)
+        assert "episodes" in visible(table), order
+
+
 def test_settings_differ_by_key_and_a_missing_one_is_said():
     configs = {
         "a": {"x": {"y": 1e-5, "z": [1, 2]}, "run": {"id": "a"}},
@@ -235,6 +243,14 @@ def test_evaluations_are_drawn_at_the_version_that_they_evaluate():
             entry(9, **{"eval/version": 10, "eval/reward/mean": 0.7, "eval/before/version": 9,
                         "eval/before/reward/mean": 0.6})]  # fmt: skip
     assert held_out(made) == [(5, 0.5, 0.4, 0.6), (9, 0.6, 0.6, 0.6), (10, 0.7, 0.7, 0.7)]
+
+
+def test_a_mean_that_is_rounded_past_its_interval_is_drawn(tmp_path: Path):
+    entries = learning_run(5)
+    entries[2]["metrics"] |= {"eval/version": 2, "eval/reward/mean": 0.1, "eval/reward/low": 0.1 + 2e-17 + 1e-16,
+                              "eval/reward/high": 0.1 - 1e-16}  # fmt: skip
+    reward = next(one for one in curves_of(entries) if one.name == "reward")
+    assert png(reward.draw, tmp_path / "curve.png")
 
 
 def test_the_reward_curve_has_both_curves(tmp_path: Path):

@@ -157,3 +157,18 @@ def test_a_retraining_keeps_to_the_files_that_were_there_when_it_began(tmp_path:
     (tmp_path / "p" / "incoming" / "monday.jsonl").unlink()
     with pytest.raises(DataError, match=r"dataset\.options\.files: .*monday\.jsonl of .* cannot be read"):
         describe_data(run)
+
+
+def test_an_id_that_no_run_can_have_is_refused_before_anything_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settings, run = load_retrain_config(write_project(tmp_path / "p"))
+    monkeypatch.chdir(tmp_path / "p")
+    new_data(tmp_path / "p", "one", 40)
+    store = open_store(str(tmp_path / "store"))
+    with pytest.raises(ConfigError, match=r"--retrain-id a b: its run would be called 'a b', .* choose another"):
+        begin(store, settings, run, "a b", False)
+    long = settings.model_copy(update={"name": "m" * 95})
+    with pytest.raises(ConfigError, match=r"name: m+ is too long for that of a model that is retrained"):
+        begin(store, long, run, None, False)
+    assert list(store.list("retrainings")) == []

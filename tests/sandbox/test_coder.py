@@ -195,6 +195,15 @@ def test_images_that_nobody_has_used_for_long_are_removed(images: Path) -> None:
     assert (root / "recent").exists()
 
 
+def test_an_image_that_a_sandbox_uses_is_used(images: Path) -> None:
+    coder = SandboxedPythonCoder()
+    coder.setup()
+    (image,) = (images / f"forge-sandbox-{os.geteuid()}").iterdir()
+    os.utime(image, (0, 0))
+    assert coder.execute("print(1)").stdout == "1\n"
+    assert image.stat().st_mtime > 0
+
+
 def test_an_image_that_others_can_change_is_not_used(images: Path) -> None:
     folder = images / f"forge-sandbox-{os.geteuid()}"
     folder.mkdir()

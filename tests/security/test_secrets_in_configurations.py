@@ -146,12 +146,21 @@ def test_a_variable_that_is_gone_when_the_code_runs_is_named(folder: Path, monke
         RewardActor.from_config(config.rewards)
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "db_password", "X_APIKEY"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "db_password", "X_APIKEY", "DB_PASS", "MYSQL_PWD"),
+        "AZURE_STORAGE_CONNECTION_STRING",
+    ],
+)
 def test_names_of_secrets_are_known(name: str) -> None:
     assert is_secret_name(name)
 
 
-@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "PWD", "KEYBOARD", "MAX_TOKENS", "PATH", "HOME", "MONKEY"])
+@pytest.mark.parametrize(
+    "name",
+    ["TOKENIZERS_PARALLELISM", "PWD", "OLDPWD", "CONNECTION", "KEYBOARD", "MAX_TOKENS", "PATH", "HOME", "MONKEY"],
+)
 def test_other_names_are_not(name: str) -> None:
     assert not is_secret_name(name)
 
@@ -169,3 +178,16 @@ def test_logs_hold_no_secret_not_even_in_a_traceback(folder: Path, caplog: pytes
     assert "with key <JUDGE_API_KEY> and <RESULTS_DATABASE>" in caplog.text
     assert "ValueError: refused: <JUDGE_API_KEY>" in caplog.text
     assert redact("nothing here") == "nothing here"
+
+
+def test_a_secret_that_begins_another_leaves_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY", "abcdefgh")
+    monkeypatch.setenv("Z_KEY", "abcdefgh-and-more")
+    assert redact("abcdefgh-and-more, abcdefgh") == "<Z_KEY>, <A_KEY>"
+
+
+def test_a_log_line_whose_arguments_do_not_fit_harms_nobody(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    redact_logs()
+    logging.getLogger("forge.test").warning("no place for it", KEY)
+    assert KEY not in caplog.text
+    assert "no place for it ('<JUDGE_API_KEY>',)" in caplog.text

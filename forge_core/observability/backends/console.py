@@ -23,7 +23,7 @@ class _Open(Console):
 class ConsoleBackend:
     def __init__(self, section: ConsoleSection, origin: Origin, console: Console | None = None) -> None:
         self._keys, self._run_id = tuple(section.show), origin.run_id
-        self._console = console or _Open(stderr=True)
+        self._console = console or _Open(stderr=True, markup=False, emoji=False)
 
     def last_step(self) -> None:
         return None
