@@ -9,6 +9,7 @@
 | `sleep` | 1 | a run whose generator sleeps while the trainer works: its numbers are the trainer's after every update |
 | `vllm_tp` | 2 | an engine on two GPUs chooses the tokens that transformers would, before and after a swap of weights |
 | `ranks` | 2 | data- and tensor-parallel ranks (NCCL) train like one rank |
+| `export` | 1 | what a trainer on the last GPU publishes is what it computes with, tensor for tensor |
 | `float8` | 1 | training in float8 stays close to bfloat16; where it cannot be done it is refused by key |
 | `oom` | 1 | memory that runs out in a role ends with the role, the table and the settings to lower |
 | `memory` | 1 | what `forge config --estimate` says a role takes is about what it takes |
@@ -36,7 +37,7 @@ from benchmarks.machine import RESULTS, provenance, write
 from forge_core.devices import visible_gpus
 from forge_core.processes import ChildGroup
 
-GPUS = {"sleep": 1, "vllm_tp": 2, "ranks": 2, "float8": 1, "oom": 1, "memory": 1, "kill": 1}
+GPUS = {"sleep": 1, "vllm_tp": 2, "ranks": 2, "export": 1, "float8": 1, "oom": 1, "memory": 1, "kill": 1}
 
 
 def run_part(name: str, args: argparse.Namespace, folder: Path, out: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 from benchmarks.shapes import random_model
 from benchmarks.trainer_gpu import LOSS, documents, saved_model, totals_of
 
-GIB = 1024**3
+CPU, GIB = "cpu", 1024**3
 PROMPT, RESPONSE = 64, 64
 
 
@@ -349,6 +349,46 @@ def ranks(part: Part) -> None:
                 group.cleanup()
 
 
+def export(part: Part) -> None:
+    """What a trainer on the last GPU publishes is what it computes with, tensor for tensor, from a thread of its own:
+    one that has not been told otherwise works with the first GPU's queue."""
+    from forge_core.algorithms.losses import GRPOLoss
+    from forge_core.devices import visible_gpus
+    from forge_core.engine_thread import EngineThread
+    from forge_core.training.settings import TrainerSettings
+    from forge_core.training.trainer import TitanTrainer
+
+    device = f"cuda:{len(visible_gpus()) - 1}" if part.on_gpu else CPU
+    settings = TrainerSettings(
+        learning_rate=1e-3, seq_len=PROMPT + RESPONSE, dtype="bfloat16", weights_dtype="bfloat16"
+    )
+    trainer = TitanTrainer(part.model(), settings, GRPOLoss(**LOSS), device=device)  # type: ignore[arg-type]
+    samples, thread = documents([PROMPT + RESPONSE] * 8, 500, 0.5), EngineThread("trainer")
+    part.figures["device"] = device
+    try:
+        thread.call(trainer.setup)
+        for step in range(6):
+            thread.call(trainer.train_samples, samples, totals=totals_of(samples), temperature=1.0)
+            folder = part.folder / f"version-{step}"
+            with part.timed("push_weights"):
+                thread.call(trainer.push_weights, folder)
+            part.at_most(f"tensors_that_differ_in_version_{step}", thread.call(unlike, trainer, folder), 0)
+    finally:
+        thread.close()
+
+
+def unlike(trainer: Any, folder: Path) -> int:
+    """How many tensors of ``folder`` are not the trainer's own, rounded."""
+    from safetensors.torch import load_file
+
+    from forge_core.training.architecture import hf_names
+
+    found = {name: t for file in folder.glob("*.safetensors") for name, t in load_file(file).items()}
+    names, own = hf_names(trainer._arch), trainer._masters.parameters
+    pairs = [(found[theirs], own[ours]) for theirs, ours in names.items() if ours in own]
+    return sum(not torch.equal(theirs, ours.detach().to(theirs.dtype).cpu()) for theirs, ours in pairs)
+
+
 def float8(part: Part) -> None:
     """Three steps in float8 and in bfloat16; on a CPU, and without torchao, the refusal."""
     store, samples = small_model(part)
@@ -543,7 +583,7 @@ def kill(part: Part) -> None:
     part.note()
 
 
-PARTS = {work.__name__: work for work in (sleep, vllm_tp, ranks, float8, oom, memory, kill)}
+PARTS = {work.__name__: work for work in (sleep, vllm_tp, ranks, export, float8, oom, memory, kill)}
 
 
 def main() -> None:

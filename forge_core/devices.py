@@ -26,6 +26,8 @@ from forge_core.config.run_config import RunConfig
 from forge_core.training.launch import ranks_per_node
 
 if TYPE_CHECKING:
+    import torch
+
     from forge_core.config.any_config import AnyConfig
 
 CPU = "cpu"
@@ -88,6 +90,16 @@ def gpu_memory() -> dict[str, int]:
 def torch_device(gpu: str) -> str:
     """Torch's name of a visible GPU in this process, such as ``cuda:1`` (on ROCm too); ``cpu`` for no id."""
     return f"cuda:{visible_gpus().index(gpu)}" if gpu else CPU
+
+
+def work_on(device: torch.device) -> None:
+    """Make ``device`` that of the calling thread, before it works there. Streams, events, random state and memory
+    figures that name no device are those of a thread's own, and in a new thread that is the first GPU, whatever GPU its
+    tensors are on: a wait for it would not wait for them."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.set_device(device)
 
 
 def place(config: RunConfig, gpus: Sequence[str], *, nodes: int = 1) -> Placement:

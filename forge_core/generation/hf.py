@@ -21,6 +21,7 @@ from torch.func import functional_call
 
 from forge_core.algorithms.ops import compute_logprobs
 from forge_core.data_model import Completion, GenerationRequest, VersionSpan
+from forge_core.devices import work_on
 from forge_core.engine_thread import EngineThread
 from forge_core.generation.base import check_newer, check_requests, check_versions
 from forge_core.generation.completions import Sampled, completions
@@ -119,6 +120,7 @@ class HFGenerator:
     def _load(self, folder: Path, dtype: torch.dtype, device: str) -> None:
         from transformers import AutoTokenizer
 
+        work_on(torch.device(device))
         self._model = build_model(folder, dtype=dtype, device=device)
         self._config = self._model.config
         self._check(dict(self._model.named_parameters()), folder, self._version)

@@ -142,7 +142,7 @@ def _gpu_rows() -> list[tuple[str, dict[str, int]]]:
     if torch is None or not torch.cuda.is_initialized():
         return _driver_rows()
     rows = []
-    for i in filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count())):
+    for i in _own_gpus(torch):
         free, total = torch.cuda.mem_get_info(i)
         allocated, reserved = torch.cuda.memory_allocated(i), torch.cuda.memory_reserved(i)
         row = {"total": total, "free": free, "allocated by torch": allocated, "reserved by torch": reserved}
@@ -151,11 +151,17 @@ def _gpu_rows() -> list[tuple[str, dict[str, int]]]:
 
 
 def _working_memory(held: int) -> dict[str, int]:
-    """What this process had on its GPU at most, besides ``held`` bytes."""
+    """What this process had on its GPUs at most, besides ``held`` bytes."""
     torch = sys.modules["torch"]
     if not torch.cuda.is_initialized():
         return {}
-    return {"activations and buffers (peak)": max(torch.cuda.max_memory_allocated() - held, 0)}
+    peak = sum(map(torch.cuda.max_memory_allocated, _own_gpus(torch)))
+    return {"activations and buffers (peak)": max(peak - held, 0)}
+
+
+def _own_gpus(torch: Any) -> list[int]:
+    """The GPUs that this process uses, by torch's numbers."""
+    return [i for i in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(i)]
 
 
 def _driver_rows() -> list[tuple[str, dict[str, int]]]:

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from forge_core.devices import work_on
 from forge_core.stop import StopToken
 from forge_core.training import hf_io, policy
 from forge_core.training.architecture import read_architecture
@@ -47,6 +48,7 @@ class ReferenceModel:
         arch = read_architecture(self.model_dir)
         from forge_core.training.titan_parallel import build_frozen
 
+        work_on(self.device)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         self._model = build_frozen(arch, self.seq_len, self.device, self.dtype, compiled=self.compile)

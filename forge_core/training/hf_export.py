@@ -93,7 +93,8 @@ def export(
         _copy_companions(source, folder, dtype)
     with ThreadPoolExecutor(WRITERS) as pool:
         mine = dict(zip(files[stage], plans[stage][0], strict=True))
-        written = _write_files(named, mine, folder, torch_dtype, writers, pool)
+        device = next(iter(parameters.values())).device
+        written = _write_files(named, mine, folder, torch_dtype, writers, pool, device)
         yield
         for each in written:
             each.result()
@@ -119,6 +120,7 @@ def _write_files(
     dtype: torch.dtype,
     writers: Writers,
     pool: Executor,
+    device: torch.device,
 ) -> list[Future[None]]:
     """Gather every file's tensors in turn; ``pool`` writes this rank's files while the next are gathered, and after."""
     written: list[tuple[int, Future[None]]] = []  # bytes of each file
@@ -127,12 +129,18 @@ def _write_files(
         tensors = {name: _whole(named[name](), dtype, mine) for name in names}
         if not mine:
             continue
-        if any(tensor.is_pinned() for tensor in tensors.values()):
-            torch.cuda.current_stream().synchronize()  # the copies have arrived
+        _wait_for_copies(device)
         size = sum(tensor.nbytes for tensor in tensors.values())
         _wait_for_room(written, size)
         written.append((size, pool.submit(save_file, tensors, folder / file, {"format": "pt"})))
     return [future for _, future in written]
+
+
+def _wait_for_copies(device: torch.device) -> None:
+    """Return when what was copied from ``device`` is in host memory. (The calling thread's own device may be another,
+    and the queue of that one says nothing.)"""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _wait_for_room(written: list[tuple[int, Future[None]]], size: int) -> None:

@@ -30,6 +30,7 @@ from torch import Tensor
 from forge_core.algorithms.metrics import accumulate
 from forge_core.algorithms.ops import Totals
 from forge_core.data_model import ForwardBackwardResult, OptimStepResult, TextTrainBatch
+from forge_core.devices import work_on
 from forge_core.stop import StopToken
 from forge_core.training import hf_io, lora, policy, sharing
 from forge_core.training.architecture import hf_names, read_architecture
@@ -57,7 +58,7 @@ def _listed(batches: Batches) -> list[TextTrainBatch]:
 
 class TitanTrainer:
     """``model_dir``: a Hugging Face folder. ``loss``: used where a call names none. ``threads``: CPU threads of the
-    calling thread, set in ``setup`` (None: left alone)."""
+    calling thread, set in ``setup`` (None: left alone), as is the thread's device."""
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class TitanTrainer:
         self._arch = read_architecture(self.model_dir)
         from forge_core.training.titan_parallel import build_model, reshard, uncompiled
 
+        work_on(self.device)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         self._reshard, self._uncompiled = reshard, uncompiled
