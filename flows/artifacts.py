@@ -15,22 +15,21 @@ import io
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactCreate
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from flows.asking_once import client_asking_once
 from forge_core.observability.best_effort import BestEffort
 from forge_core.observability.progress import COLUMNS, Entry, spread
 from forge_core.report.figures import Drawing, curves_of
 from forge_core.report.themes import png
 
 Figures = Callable[[Sequence[Entry]], Iterable[Drawing]]  # of ledger entries, one after the other
-UPDATE_S = 1.0
+TIMEOUT_S, UPDATE_S = 5.0, 1.0
 FIGURES_S, SHARE = 60.0, 50.0  # seconds between two drawings; these take at most one part in so many of the time
 DRAWING_S = 5.0  # of one drawing of all figures, while the run goes on or when it was stopped
 LAST_S = 20.0  # of the last one of a run that is complete: a busy machine takes seconds for each
@@ -82,7 +81,7 @@ class RunArtifacts:
         entries = list(self._entries)
         rows = [{name: cell(entry) for name, cell in self._columns.items()} for entry in spread(entries, TABLE_ROWS)]
         newest = entries[-1]["batch"] + 1 if entries else 0
-        with _client() as client:
+        with client_asking_once(TIMEOUT_S) as client:
             self._put(client, "progress", "progress", 100.0 * newest / self._total)
             self._put(client, "table", "steps", json.dumps(rows))
         if time.monotonic() >= self._next_figures:
@@ -99,7 +98,7 @@ class RunArtifacts:
                 return
             if png(one.draw, image):
                 data = "data:image/png;base64," + base64.b64encode(image.getvalue()).decode()
-                with _client() as client:
+                with client_asking_once(TIMEOUT_S) as client:
                     self._put(client, "image", one.name, data)
 
     def _put(self, client: SyncPrefectClient, kind: str, what: str, data: Any) -> None:
@@ -122,12 +121,3 @@ class RunArtifacts:
         """What the table does not show of a long run."""
         some = what == "steps" and self._total > TABLE_ROWS
         return f": {TABLE_ROWS} of them at most, evenly spaced; all: forge ledger {self._run_id}" if some else ""
-
-
-@contextmanager
-def _client() -> Iterator[SyncPrefectClient]:
-    with (
-        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-        get_client(sync_client=True, httpx_settings={"timeout": 5.0}) as client,
-    ):
-        yield client

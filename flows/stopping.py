@@ -34,7 +34,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
+from flows.asking_once import client_asking_once
 from flows.queued import limit_at_exit
 from forge_core.stop import StopToken
 from forge_core.store import Store, layout
@@ -218,14 +220,6 @@ def _descendants(pid: int) -> list[int]:
 
 def _flow_run_state(flow_run_id: object) -> State[Any] | None:
     """The flow run's state, asked once with a short timeout and without retries."""
-    from uuid import UUID
-
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-
-    with (
-        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-        get_client(sync_client=True, httpx_settings={"timeout": 3.0}) as client,
-    ):
+    with client_asking_once(3.0) as client:
         run = client.read_flow_run(UUID(str(flow_run_id)))
     return run.state

@@ -26,7 +26,7 @@ def placed(config: RunConfig, gpus: int | None) -> tuple[Placement | None, list[
 
 def machine_problems(config: RunConfig, placement: Placement) -> list[str]:
     """What the devices and packages of this machine forbid."""
-    return [*_wrong_vllm(config, placement), *_no_float8(config, placement)]
+    return [*_wrong_vllm(config, placement), *_chunked_prompts(config, placement), *_no_float8(config, placement)]
 
 
 def placement_warnings(config: RunConfig, placement: Placement) -> list[str]:
@@ -46,6 +46,16 @@ def _wrong_vllm(config: RunConfig, placement: Placement) -> list[str]:
     return [
         f"generator.backend: is vllm, and the generator works on {'the CPU' if on_cpu else 'a GPU'}, but the vLLM that "
         f"is installed is for {'GPUs' if on_cpu else 'CPUs'}: {INSTALL}; or use generator.backend=hf"
+    ]
+
+
+def _chunked_prompts(config: RunConfig, placement: Placement) -> list[str]:
+    chunked = config.generator.engine_args.get("enable_chunked_prefill")
+    if config.generator.backend != "vllm" or placement.generator[0] or not chunked:
+        return []
+    return [
+        "generator.engine_args.enable_chunked_prefill: on a CPU vLLM ends when it takes a prompt of a request with a "
+        "seed in parts, and every request has one: leave it out"
     ]
 
 

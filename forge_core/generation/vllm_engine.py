@@ -1,7 +1,8 @@
 """The child process that owns one vLLM engine: ``python -m forge_core.generation.vllm_engine FD``.
 
 It serves one parent over the socket FD (``forge_core.processes.channel.Channel``). Invariants:
-- Requests of any number of callers share one continuous batch, older batches first (priority scheduling).
+- Requests of any number of callers share one continuous batch, older batches first (priority scheduling); vLLM gets
+  them as it can begin them (``vllm_admission.py``).
 - Every request is salted with the version it is prefilled by, so a prefix cached under other weights is never hit.
 - A swap of weights happens between two steps of the engine. A request that has tokens keeps them and notes where the
   new version starts; one that has none is prefilled again. Nothing finished is reported between a swap and its probe.
@@ -26,6 +27,7 @@ import traceback
 from typing import Any, NoReturn
 
 from forge_core.collector import collect_seldom
+from forge_core.generation.vllm_admission import Admission
 from forge_core.generation.vllm_open import Open, finished, sampling_params
 from forge_core.generation.vllm_slots import PROBE_PRIORITY, reserve_slots
 from forge_core.models.probe import check
@@ -47,6 +49,7 @@ class EngineHost:
         self._numbers = itertools.count()
         self._gate = asyncio.Event()  # closed while weights are swapped
         self._gate.set()
+        self._admission = Admission(lambda item: bool(self._tokens(item)), self._start)
         self._held: list[dict[str, Any]] | None = None  # finished since the swap, waiting for its probe
         self.ended = asyncio.Event()
 
@@ -108,7 +111,15 @@ class EngineHost:
 
     async def _run(self, item: Open) -> Any:
         """Let the engine work on ``item`` until it ends or is taken back; its final output, None for no token."""
-        await self._gate.wait()
+        await self._admission.enter(item)
+        try:
+            return await self._sampled(item)
+        finally:
+            self._admission.left(item)
+
+    async def _sampled(self, item: Open) -> Any:
+        while not self._gate.is_set():
+            await self._gate.wait()
         if item.aborted:
             return None
         request = item.request
@@ -137,6 +148,7 @@ class EngineHost:
         items = [self._open[name] for name in ids if name in self._open]
         for item in items:
             item.aborted, item.again = True, False
+        self._admission.aborted()
         await self._engine.abort([item.inner_id for item in items])
 
     def _report(self, result: dict[str, Any]) -> None:
@@ -154,6 +166,7 @@ class EngineHost:
         times = {}
         started = time.monotonic()
         self._gate.clear()
+        self._admission.closed = True
         while self._adding:
             await asyncio.sleep(0.001)
         await self._engine.pause_generation(mode="wait" if drain else "keep", clear_cache=False)
@@ -169,6 +182,7 @@ class EngineHost:
         await self._engine.abort([item.inner_id for item in untouched])
         await self._engine.resume_generation()
         self._gate.set()
+        self._admission.closed = False
         times["resume"] = time.monotonic() - started
         started = time.monotonic()
         await self._check(probe)

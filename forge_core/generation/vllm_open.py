@@ -9,15 +9,17 @@ from typing import Any
 PARTS = {"repetition_detection": "RepetitionDetectionParams", "structured_outputs": "StructuredOutputsParams"}
 
 
-@dataclass
+@dataclass(eq=False)
 class Open:
-    """One request that is not finished. ``spans``: (version, first token) of each version that sampled for it."""
+    """One request that is not finished. ``spans``: (version, first token) of each version that sampled for it.
+    ``arrival``: its number among the requests of its engine, once it has been given to it."""
 
     request: dict[str, Any]
     spans: list[tuple[int, int]] = field(default_factory=list)
     attempt: int = 0
     again: bool = False
     aborted: bool = False
+    arrival: int | None = None
 
     @property
     def inner_id(self) -> str:

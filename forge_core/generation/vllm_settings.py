@@ -11,6 +11,10 @@ from typing import Any
 
 from forge_core.data_model import GenerationRequest
 
+# On a CPU vLLM compiles for 18 s where a graph is wanted, and it dies of a prompt that it takes in parts when the
+# request has a seed (it sets back the generator of random numbers, which torch cannot do there): prompts are taken
+# whole.
+ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False}
 TEXTUAL = ("stop", "bad_words", "structured_outputs")  # for these vLLM must have the tokenizer
 
 
@@ -50,7 +54,7 @@ class VLLMSettings:
     def arguments(self, index: int, folder: Path) -> dict[str, Any]:
         """vLLM's arguments of engine ``index``; ``generator.engine_args`` may set all but Forge's own."""
         gpus = self.gpus[index]
-        defaults: dict[str, Any] = {"gpu_memory_utilization": self.memory_share} if gpus else {"enforce_eager": True}
+        defaults: dict[str, Any] = {"gpu_memory_utilization": self.memory_share} if gpus else dict(ON_CPU)
         ours = {
             "model": str(folder),
             "tensor_parallel_size": max(len(gpus), 1),

@@ -193,6 +193,15 @@ def test_a_vllm_of_the_other_kind_is_refused():
     assert machine_problems(config, place(config, ())) == []
 
 
+def test_prompts_in_parts_are_refused_where_vllm_would_end():
+    config = load_config(GOOD, [*VLLM, "generator.engine_args.enable_chunked_prefill=true"])
+    (problem,) = machine_problems(config, place(config, ()))
+    assert problem.startswith("generator.engine_args.enable_chunked_prefill: ")
+    assert not any("chunked" in other for other in machine_problems(config, place(config, ("0", "1"))))
+    off = load_config(GOOD, [*VLLM, "generator.engine_args.enable_chunked_prefill=false"])
+    assert machine_problems(off, place(off, ())) == []
+
+
 @pytest.mark.parametrize(
     ("override", "parts"),
     [

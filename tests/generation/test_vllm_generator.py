@@ -216,6 +216,14 @@ def test_turns_of_an_episode_are_sampled_after_all_tokens_before_them(engine: VL
         assert max(abs(p - q) for p, q in sampled) < EXACT
 
 
+def test_prompts_that_do_not_fit_in_one_step_of_the_engine_are_sampled_with_their_seeds(engine: VLLMGenerator) -> None:
+    """vLLM's engine ended on a CPU when it took such a prompt in parts."""
+    texts = [f"{i:02}+" * 500 for i in range(SLOTS)]  # 24,000 tokens; a step takes a few thousand
+    long = [r for i, text in enumerate(texts) for r in many(1, 2, seed=i, text=text)]
+    together = {c.metadata["request_id"]: c.token_ids for c in engine.generate(long)}
+    assert [together[r.request_id] for r in long] == [engine.generate([r])[0].token_ids for r in long]
+
+
 def test_a_request_is_a_function_of_its_seed(engine: VLLMGenerator) -> None:
     alone = engine.generate([request("12+3", seed=5, max_new_tokens=30)])
     crowd = engine.generate([request("12+3", seed=s, max_new_tokens=30) for s in range(10)])

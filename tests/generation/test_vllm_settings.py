@@ -59,7 +59,7 @@ def test_what_an_engine_on_the_cpu_needs_stays_away_from_gpus() -> None:
     assert of_cpu <= set(env)
     assert not of_cpu & set(TWO_BY_TWO.variables(0))
     args = arguments(ON_CPU)
-    assert (args["tensor_parallel_size"], args["enforce_eager"]) == (1, True)
+    assert (args["tensor_parallel_size"], args["enforce_eager"], args["enable_chunked_prefill"]) == (1, True, False)
     assert "gpu_memory_utilization" not in args
     compiled = dataclasses.replace(ON_CPU, engine_args={"enforce_eager": False})
     assert compiled.arguments(0, FOLDER)["enforce_eager"] is False
