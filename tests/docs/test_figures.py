@@ -22,6 +22,14 @@ def test_kills(name: str) -> None:
         assert f"| {kind} | {figures['kills']} | {seconds[0]} | {seconds[1]} |" in lines
 
 
+def test_memory_of_a_gpu_after_a_kill() -> None:
+    text, killed = (ROOT / "docs" / "operating.md").read_text(), result("engines_gpu")["parts"]["kill"]
+    found, (seconds,) = killed["figures"], killed["figures"]["free_after_a_kill_s"]
+    assert (killed["status"], found["left_on_the_gpu_gib"]) == ("ok", 0.0)
+    assert f"On an {found['gpu'].removeprefix('NVIDIA ')} a run with vLLM" in text
+    assert f"{seconds:.2f} s later its {found['in_use_gib']:.1f} GiB were free again" in text
+
+
 def test_speed_of_supervised_steps() -> None:
     measured, lines = result("sft_gpu"), (ROOT / "docs" / "sft.md").read_text().splitlines()
     assert measured["problems"] == []
