@@ -95,8 +95,8 @@ def torch_device(gpu: str) -> str:
 def work_on(device: torch.device) -> None:
     """Make ``device`` that of the calling thread, before it works there. Streams, events, random state and memory
     figures that name no device are those of a thread's own, and in a new thread that is the first GPU, whatever GPU its
-    tensors are on: a wait for it would not wait for them."""
-    if device.type == "cuda":
+    tensors are on: a wait for it would not wait for them. (``cuda`` without a number means the thread's own.)"""
+    if device.type == "cuda" and device.index is not None:
         import torch
 
         torch.cuda.set_device(device)

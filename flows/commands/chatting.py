@@ -31,7 +31,7 @@ def chat(args: argparse.Namespace) -> int:
     from forge_core.generation.conversation import Conversation
     from forge_core.generation.hf import HFGenerator
 
-    device, dtype = ("cuda", "bfloat16") if visible_gpus() else ("cpu", "float32")
+    device, dtype = ("cuda:0", "bfloat16") if visible_gpus() else ("cpu", "float32")
     engine = HFGenerator(lambda _: folder, version=0, device=device, dtype=dtype)
     try:
         how = {"temperature": args.temperature, "max_new_tokens": args.max_new_tokens, "system": args.system}

@@ -66,8 +66,10 @@ def test_an_engine_gives_its_thread_its_own_gpu(role: str, told: list[torch.devi
     assert told == [torch.device("cuda:1")]
 
 
-def test_a_cpu_needs_no_device(told: list[torch.device]):
-    work_on(torch.device("cpu"))
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_what_names_no_gpu_leaves_the_thread_with_its_own(name: str, told: list[torch.device]):
+    """Torch refuses a device without a number here."""
+    work_on(torch.device(name))
     assert told == []
 
 
