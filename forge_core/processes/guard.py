@@ -6,10 +6,10 @@ LIFE_FD is the read end of a pipe whose write end only the owner holds: end of f
 or has died, whatever killed it. REPORT_FD receives the pid of the command. Descendants in other sessions or process
 groups are found too: this process is their subreaper. Shared memory that they had mapped, and that no living process
 maps, is removed after them, and so is the folder of their temporary files: killed processes cannot do it. Of a command
-that was dead before its maps were read, Python's tracker knows the names; it is killed with the others otherwise, since
-it removes what outsiders made too. What torch compiles stays, for the next start. Standard library only, and nothing of
-Forge, so that it starts in milliseconds and cannot break with it. Linux; elsewhere descendants that leave the process
-group are not found.
+that was dead or dying before its maps were read, Python's tracker knows the names; it is killed with the others
+otherwise, since it removes what outsiders made too. What torch compiles stays, for the next start. Standard library
+only, and nothing of Forge, so that it starts in milliseconds and cannot break with it. Linux; elsewhere descendants
+that leave the process group are not found.
 """
 
 import contextlib
@@ -66,6 +66,13 @@ def mapped(pids: list[int]) -> set[tuple[str, int]]:
                     _, _, _, device, inode, *_ = line.split()
                     found.add((device, int(inode)))
     return found
+
+
+def has_memory(pid: int) -> bool:
+    """Whether the process has any: one that ends has none for a while before anybody can wait for it."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as file:
+        return bool(file.readline())
+    return False
 
 
 def shared_files() -> dict[tuple[str, int], str]:
@@ -138,8 +145,9 @@ def main() -> int:
         if time.monotonic() > looked + LOOK_S:
             shared, looked = shared | mapped(descendants(own)), time.monotonic()
     shared |= mapped(descendants(own))
+    were_read = has_memory(child.pid)
     status = child.poll()
-    statuses = kill_descendants(own, 0.0 if status is None else TRACKERS_S)
+    statuses = kill_descendants(own, 0.0 if were_read else TRACKERS_S)
     remove_unmapped(shared)
     status = statuses.get(child.pid, -signal.SIGKILL) if status is None else status
     return status if status >= 0 else 128 - status

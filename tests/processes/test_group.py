@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from forge_core.processes import ChildGroup
+from forge_core.processes import ChildGroup, guard
 
 # A child that starts a grandchild in a session of its own, as launchers do, and reports both pids.
 FAMILY = """
@@ -131,7 +131,7 @@ def test_shared_memory_of_the_dead_is_removed_and_that_of_the_living_is_not(tmp_
 import sys, time
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from forge_core.processes import ChildGroup
+from forge_core.processes import ChildGroup, guard
 group = ChildGroup("sharing", {command!r}, log=Path({str(tmp_path / "log")!r}))
 time.sleep(600)
 """
@@ -236,3 +236,17 @@ def test_inherited_descriptors_reach_the_command(tmp_path: Path) -> None:
 def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no-such-program"):
         ChildGroup("missing", ["no-such-program"], log=tmp_path / "log")
+
+
+def test_a_process_that_has_ended_has_no_memory_before_anybody_has_waited_for_it() -> None:
+    """A command that is dying looks alive to ``poll``, and what it had mapped cannot be read any more."""
+    child = subprocess.Popen(["sleep", "60"])
+    assert guard.has_memory(child.pid)
+    child.kill()
+    deadline = time.monotonic() + 5
+    while guard.has_memory(child.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert Path(f"/proc/{child.pid}").exists()  # nobody has waited
+    assert not guard.has_memory(child.pid)
+    child.wait()
+    assert not guard.has_memory(child.pid)

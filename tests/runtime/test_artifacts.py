@@ -79,7 +79,7 @@ def test_figures_are_drawn_while_the_run_goes_on_but_not_at_every_step(
 
 
 def test_a_server_that_accepts_and_never_answers_does_not_slow_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client import orchestration
 
     from flows import artifacts as module
 
@@ -89,7 +89,9 @@ def test_a_server_that_accepts_and_never_answers_does_not_slow_a_step(monkeypatc
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
         monkeypatch.setattr(
-            module, "get_client", lambda httpx_settings, **_: SyncPrefectClient(url, httpx_settings=httpx_settings)
+            orchestration,
+            "get_client",
+            lambda httpx_settings, **_: orchestration.SyncPrefectClient(url, httpx_settings=httpx_settings),
         )
         times = []
         for entry in learning_run(40):
