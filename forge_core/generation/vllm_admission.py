@@ -7,7 +7,7 @@ and the others wait here, where a swap costs them nothing.
 Invariants:
 - Lower priorities enter first, then those that came first. A request never waits here for one of a higher priority:
   only requests of its own or a lower one count against ``AHEAD``.
-- Nothing enters while ``closed``.
+- Nothing enters while the gate is closed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ LOOK_S = 0.002
 
 
 class Admission:
-    """``begun``: whether vLLM has sampled a token of a request. ``start`` runs a coroutine beside the others and sees
-    to its error. To be used in one event loop."""
+    """``gate``: closed (not set) while weights are swapped. ``begun``: whether vLLM has sampled a token of a request.
+    ``start`` runs a coroutine beside the others and sees to its error. To be used in one event loop."""
 
-    def __init__(self, begun: Callable[[Open], bool], start: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-        self.closed = False
-        self._begun, self._start = begun, start
+    def __init__(
+        self, gate: asyncio.Event, begun: Callable[[Open], bool], start: Callable[[Coroutine[Any, Any, None]], None]
+    ) -> None:
+        self._gate, self._begun, self._start = gate, begun, start
         self._arrivals = itertools.count()
         self._waiting: list[tuple[int, int, Open, asyncio.Future[None]]] = []
         self._fresh: dict[int, deque[Open]] = {}  # by priority: those without a token that vLLM has or is about to get
@@ -63,7 +64,7 @@ class Admission:
         heapq.heapify(self._waiting)
 
     def _admit(self) -> None:
-        if self.closed:
+        if not self._gate.is_set():
             return
         self._forget_begun()
         while self._waiting:

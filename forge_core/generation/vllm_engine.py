@@ -49,7 +49,7 @@ class EngineHost:
         self._numbers = itertools.count()
         self._gate = asyncio.Event()  # closed while weights are swapped
         self._gate.set()
-        self._admission = Admission(lambda item: bool(self._tokens(item)), self._start)
+        self._admission = Admission(self._gate, lambda item: bool(self._tokens(item)), self._start)
         self._held: list[dict[str, Any]] | None = None  # finished since the swap, waiting for its probe
         self.ended = asyncio.Event()
 
@@ -166,7 +166,6 @@ class EngineHost:
         times = {}
         started = time.monotonic()
         self._gate.clear()
-        self._admission.closed = True
         while self._adding:
             await asyncio.sleep(0.001)
         await self._engine.pause_generation(mode="wait" if drain else "keep", clear_cache=False)
@@ -182,7 +181,6 @@ class EngineHost:
         await self._engine.abort([item.inner_id for item in untouched])
         await self._engine.resume_generation()
         self._gate.set()
-        self._admission.closed = False
         times["resume"] = time.monotonic() - started
         started = time.monotonic()
         await self._check(probe)

@@ -31,6 +31,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from forge_core.algorithms.losses.base import Loss as AdaptiveLoss
 from forge_core.collector import collect_seldom
+from forge_core.devices import work_on
 from forge_core.engine_thread import set_torch_state
 from forge_core.observability.memory import OutOfMemory
 from forge_core.observability.metrics import Outbox
@@ -165,7 +166,7 @@ def _own_device(kind: str) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
+    work_on(device)
     return device
 
 

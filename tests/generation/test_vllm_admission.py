@@ -17,7 +17,9 @@ class Given:
         self.names: list[str] = []
         self.begun: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.admission = Admission(lambda item: item.request["id"] in self.begun, self._start)
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.admission = Admission(self.gate, lambda item: item.request["id"] in self.begun, self._start)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -87,13 +89,13 @@ def test_what_is_taken_back_comes_before_what_arrived_after_it() -> None:
     async def play(given: Given) -> None:
         items = given.give(*names("r", AHEAD + 2))
         await later()
-        given.admission.closed = True
+        given.gate.clear()
         for item in items[:2]:
             given.admission.left(item)
             given._start(given._enter(item))
         await later()
         assert len(given.names) == AHEAD  # nothing enters while weights are swapped
-        given.admission.closed = False
+        given.gate.set()
         await later()
         assert given.names[AHEAD:] == ["r0", "r1"]
 
