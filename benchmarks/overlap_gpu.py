@@ -50,6 +50,7 @@ class Shaped:
         self._engine, self._length = engine, length
         self._lock = threading.Lock() if serial else None
         self.intervals: list[tuple[float, float]] = []
+        self.swaps: list[dict[str, float]] = []  # seconds of each phase, and of all
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -63,6 +64,11 @@ class Shaped:
             with self._lock:
                 return self._timed(shaped, options)
         return self._timed(shaped, options)
+
+    def update_weights(self, version: int) -> None:
+        started = time.monotonic()
+        self._engine.update_weights(version)
+        self.swaps.append({**self._engine.last_update, "all": time.monotonic() - started})
 
     def _timed(self, requests: Sequence[Any], options: dict[str, Any]) -> Any:
         started = time.time()
@@ -147,7 +153,9 @@ def run(args: argparse.Namespace, engines: dict[str, Any], name: str, staleness:
     assert state.is_completed(), state
     opened = open_store(str(store))
     entries = Ledger(opened, name).entries()
-    return figures(entries, shaped[0].intervals, staleness) if len(entries) > staleness + 2 else {}
+    found = figures(entries, shaped[0].intervals, staleness) if len(entries) > staleness + 2 else {}
+    swaps = shaped[0].swaps
+    return {**found, "swap_s": {k: median(s[k] for s in swaps) for k in swaps[0]} if swaps else {}}
 
 
 def figures(entries: list[dict[str, Any]], intervals: list[tuple[float, float]], staleness: int) -> dict:
@@ -172,6 +180,7 @@ def figures(entries: list[dict[str, Any]], intervals: list[tuple[float, float]],
         "tokens": median(e["tokens"] for e in entries),
         "longest_call_s": max(b - a for a, b in intervals[-len(entries) :]),
         "ends": [round(end - ends[0], 3) for end in ends],
+        "times": [{k: round(v, 3) for k, v in e["metrics"].items() if k.startswith("time/")} for e in entries],
     }
 
 

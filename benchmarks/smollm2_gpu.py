@@ -27,10 +27,10 @@ from benchmarks.machine import RESULTS, provenance, write
 
 CONFIG = Path(__file__).parent.parent / "configs" / "smollm2_gpu.yaml"
 FORGE = [sys.executable, "-c", "import sys; from flows.cli import main; raise SystemExit(main(sys.argv[1:]))"]
-RATES = """SELECT key, median(value) AS median FROM metrics WHERE value IS NOT NULL AND key IN (
-'trainer/mfu', 'trainer/tflops_per_second', 'trainer/tokens_per_second', 'trainer/idle_share',
-'generator/tokens_per_second', 'generator/idle_share', 'orchestration/share', 'weights/bytes',
-'main/continuous_rollouts/episodes_dropped/total') GROUP BY key ORDER BY key"""
+RATES = """SELECT key, median(value) AS median FROM metrics WHERE value IS NOT NULL AND (key LIKE 'orchestration/%'
+OR key LIKE 'trainer/%' OR key LIKE 'generator%/%' OR key LIKE 'clip/%' OR key LIKE 'mismatch/%' OR key IN (
+'weights/bytes', 'main/continuous_rollouts/episodes_dropped/total')) GROUP BY key ORDER BY key"""
+SERIES = ("entropy", "grad_norm", "tokens/computed")
 GOAL = {"held_out_at_least": 0.85, "seconds_to_0.6_at_most": 52.0, "median_step_s_at_most": 0.60, "minutes": 10}
 
 
@@ -85,6 +85,7 @@ def figures(entries: list[dict[str, Any]]) -> dict[str, Any]:
         "held_out": {str(v): round(r, 4) for v, r in sorted(held_out.items())},
         "seconds_at_step": [round(t, 2) for t in at],
         "reward": [round(r, 4) for r in rewards],
+        **{name: [round(m.get(name, 0.0), 4) for m in metrics] for name in SERIES},
         "medians": {
             name: round(median(m[name] for m in metrics if name in m), 4)
             for name in sorted({n for m in metrics for n in m if n.startswith(("time/", "mismatch/", "tokens"))})

@@ -1,6 +1,7 @@
 """From an optimizer step to the first token of the new version: seconds and bytes, phase by phase.
 
     python -m benchmarks.weight_sync_gpu [--shapes 0.6B 1.7B] [--updates 4]
+    python -m benchmarks.weight_sync_gpu --engine-args '{"worker_extension_cls": ""}'      # with vLLM's own reload
 
 A run with the real trainer, store and vLLM engine (on one card both share it, on two each has its own), without
 Prefect: each update trains one small batch, publishes the version, commits it, and swaps it into the engine while long
@@ -12,6 +13,7 @@ the new, and the engine's log-probabilities after the swap are the trainer's. Go
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import threading
 import time
@@ -44,7 +46,7 @@ def config(model: Path, args: argparse.Namespace) -> Any:
             "rewards": {"functions": [{"path": "benchmarks.shapes:coin"}]},
             "generator": {
                 "backend": "vllm", "dtype": args.dtype, "sampling_params": {"ignore_eos": True}, "sharing": "split",
-                "engine_args": {"max_num_seqs": 64},
+                "engine_args": {"max_num_seqs": 64, **json.loads(args.engine_args)},
             },
             "eval": {"prompts": 0},
             "checkpoint": {"interval": 0},
@@ -145,6 +147,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=4)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--longest", type=int, default=5120, help="tokens: longer than any step but the first (15 s)")
+    parser.add_argument("--engine-args", default="{}", help="of vLLM, as JSON")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     args = parser.parse_args()
     settings = {k: str(v) for k, v in vars(args).items()}

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 from forge_core.collector import collect_seldom
 from forge_core.generation.vllm_admission import Admission
+from forge_core.generation.vllm_in_place import EXTENSION
 from forge_core.generation.vllm_open import Open, finished, sampling_params
 from forge_core.generation.vllm_slots import PROBE_PRIORITY, reserve_slots
 from forge_core.models.probe import check
@@ -174,7 +175,7 @@ class EngineHost:
         self._held = []
         untouched = self._mark(version)
         started = time.monotonic()
-        await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+        await self._load(folder)
         times["load"] = time.monotonic() - started
         self.version = version
         started = time.monotonic()
@@ -189,6 +190,12 @@ class EngineHost:
         for result in held:
             self._report(result)
         return times
+
+    async def _load(self, folder: str) -> None:
+        """In place, unless the workers have an extension of the user's."""
+        theirs = self._engine.vllm_config.parallel_config.worker_extension_cls != EXTENSION
+        method, name = ("reload_weights", "weights_path") if theirs else ("load_in_place", "folder")
+        await self._engine.collective_rpc(method, kwargs={name: folder})
 
     async def _counted(self) -> None:
         """Wait until the tokens of the steps before the pause have all arrived here."""

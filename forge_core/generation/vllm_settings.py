@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.data_model import GenerationRequest
+from forge_core.generation.vllm_in_place import EXTENSION
 
 # On a CPU vLLM compiles for 18 s where a graph is wanted, and it dies of a prompt that it takes in parts when the
 # request has a seed (it sets back the generator of random numbers, which torch cannot do there): prompts are taken
@@ -55,6 +56,7 @@ class VLLMSettings:
         """vLLM's arguments of engine ``index``; ``generator.engine_args`` may set all but Forge's own."""
         gpus = self.gpus[index]
         defaults: dict[str, Any] = {"gpu_memory_utilization": self.memory_share} if gpus else dict(ON_CPU)
+        defaults["worker_extension_cls"] = EXTENSION
         ours = {
             "model": str(folder),
             "tensor_parallel_size": max(len(gpus), 1),

@@ -76,7 +76,8 @@ def test_the_users_share_of_a_gpu_goes_before_ours() -> None:
 
 def test_what_forge_decides_goes_before_the_users_arguments() -> None:
     ours = arguments(TWO_BY_TWO)
-    theirs = dict.fromkeys(ours.keys() - {"gpu_memory_utilization"}, "theirs")
+    defaults = {"gpu_memory_utilization", "worker_extension_cls"}
+    theirs = dict.fromkeys(ours.keys() - defaults, "theirs")
     assert arguments(TWO_BY_TWO, engine_args=theirs) == ours
 
 
