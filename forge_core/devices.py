@@ -102,6 +102,13 @@ def work_on(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def free_cached_memory() -> None:
+    """Give the GPUs back what torch keeps of freed memory: vLLM takes its share of what others leave."""
+    import torch
+
+    torch.cuda.empty_cache()  # nothing where this process has used no GPU
+
+
 def place(config: RunConfig, gpus: Sequence[str], *, nodes: int = 1) -> Placement:
     """Where the roles of ``config`` work on a machine with ``gpus``, one of ``nodes`` that share the trainer's ranks.
 
