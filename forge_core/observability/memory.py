@@ -136,8 +136,8 @@ def _requested(error: BaseException) -> int | None:
 
 
 def _gpu_rows() -> list[tuple[str, dict[str, int]]]:
-    """The memory of each GPU that this process uses, as torch sees it; if it uses none, of all as the driver does:
-    asking torch would take memory on each of them, if there is any."""
+    """The memory of each GPU that this process uses, as torch sees it; if it uses none (a child's ran out), of all as
+    the driver does: asking torch would take memory on each of them, if there is any."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return _driver_rows()
@@ -147,7 +147,7 @@ def _gpu_rows() -> list[tuple[str, dict[str, int]]]:
         allocated, reserved = torch.cuda.memory_allocated(i), torch.cuda.memory_reserved(i)
         row = {"total": total, "free": free, "allocated by torch": allocated, "reserved by torch": reserved}
         rows.append((f"GPU {i}", {**row, "others": max(total - free - reserved, 0)}))
-    return rows
+    return rows or _driver_rows()  # torch may know of GPUs that it has not used
 
 
 def _working_memory(held: int) -> dict[str, int]:
