@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from forge_core.config.errors import ConfigError
 from forge_core.config.run_config import RunConfig
+from forge_core.nvidia_smi import whole_uuids
 from forge_core.training.launch import ranks_per_node
 
 if TYPE_CHECKING:
@@ -60,13 +61,14 @@ class Placement:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Ids of the GPUs that this process sees, as its ``*_VISIBLE_DEVICES`` name them; indices where none is set."""
+    """Ids of the GPUs that this process sees, as its ``*_VISIBLE_DEVICES`` name them, but with whole UUIDs; indices
+    where none is set."""
     if sys.platform == "linux" and not any(path for name in DRIVERS for path in Path("/dev").glob(name)):
         return ()  # no driver: known without torch, whose import takes seconds
     import torch
 
     listed = next((os.environ[name] for name in reversed(_variables()) if name in os.environ), None)
-    return gpu_ids(listed, torch.cuda.device_count())
+    return whole_uuids(gpu_ids(listed, torch.cuda.device_count()))
 
 
 def gpu_ids(listed: str | None, count: int) -> tuple[str, ...]:
@@ -100,6 +102,13 @@ def work_on(device: torch.device) -> None:
         import torch
 
         torch.cuda.set_device(device)
+
+
+def free_cached_memory() -> None:
+    """Give the GPUs back what torch keeps of freed memory: vLLM takes its share of what others leave."""
+    import torch
+
+    torch.cuda.empty_cache()  # nothing where this process has used no GPU
 
 
 def place(config: RunConfig, gpus: Sequence[str], *, nodes: int = 1) -> Placement:

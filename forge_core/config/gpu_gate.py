@@ -7,10 +7,24 @@ from math import prod
 
 from forge_core.config.engine_sections import ServiceSection
 from forge_core.config.errors import ConfigError
+from forge_core.config.reward_sections import all_rewards
 from forge_core.config.run_config import RunConfig
 from forge_core.config.vllm_keys import INSTALL
-from forge_core.devices import GENERATOR, REFERENCE, TRAINER, Placement, gpus_wanted, insisting, place, visible_gpus
+from forge_core.devices import (
+    CPU,
+    GENERATOR,
+    REFERENCE,
+    TRAINER,
+    Placement,
+    gpus_wanted,
+    insisting,
+    place,
+    torch_device,
+    visible_gpus,
+)
 from forge_core.training.launch import node_count
+
+FILLED = 0.9  # share of a GPU's memory that an engine may have where a reward model is too
 
 
 def placed(config: RunConfig, gpus: int | None) -> tuple[Placement | None, list[str]]:
@@ -26,7 +40,8 @@ def placed(config: RunConfig, gpus: int | None) -> tuple[Placement | None, list[
 
 def machine_problems(config: RunConfig, placement: Placement) -> list[str]:
     """What the devices and packages of this machine forbid."""
-    return [*_wrong_vllm(config, placement), *_chunked_prompts(config, placement), *_no_float8(config, placement)]
+    checks = (_wrong_vllm, _chunked_prompts, _no_float8, _no_room_for_rewards)
+    return [problem for check in checks for problem in check(config, placement)]
 
 
 def placement_warnings(config: RunConfig, placement: Placement) -> list[str]:
@@ -71,6 +86,30 @@ def _no_float8(config: RunConfig, placement: Placement) -> list[str]:
     except ValueError as error:
         return [str(error)]
     return []
+
+
+def _no_room_for_rewards(config: RunConfig, placement: Placement) -> list[str]:
+    """Reward models on a GPU that vLLM is told to fill. Only where the whole run is on this machine: scorers that are
+    roles of their own may be on another."""
+    share, here = config.generator.engine_args.get("gpu_memory_utilization"), bool(placement.trainer)
+    if config.generator.backend != "vllm" or not here or not isinstance(share, int | float) or share <= FILLED:
+        return []
+    filled = {torch_device(gpu) for gpus in placement.generator for gpu in gpus}
+    used = {*filled, *map(torch_device, [*placement.trainer, *placement.reference])}
+    free = [device for device in map(torch_device, visible_gpus()) if device not in used]
+    return [
+        f"rewards.functions: reward_model is on {device}, where vLLM takes {share:.0%} of the memory: set its device "
+        f"to {(free or [CPU])[0]}, or generator.engine_args.gpu_memory_utilization={FILLED} or less"
+        for device in _reward_devices(config)
+        if device in filled
+    ]
+
+
+def _reward_devices(config: RunConfig) -> list[str]:
+    """Where reward models work; a GPU without a number is the first one."""
+    models = (reward for reward in all_rewards(config.rewards.functions) if reward.path == "reward_model")
+    devices = (reward.options.get("device") for reward in models)
+    return ["cuda:0" if device == "cuda" else str(device) for device in devices]
 
 
 def _vllm_is_for_cpus() -> bool:

@@ -191,7 +191,7 @@ class RewardModelSection(BuiltinReward):
     name: Literal["reward_model"] = Field(description=_NAME)
     model: str = Field(description="reward_model: a Hugging Face folder of a sequence classifier.")
     batch_size: Positive = Field(16, description="reward_model: texts scored at once.")
-    device: str = Field("cpu", description="reward_model: torch device.")
+    device: str = Field("cpu", description="reward_model: torch device, such as cuda:1.")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="reward_model: type of its weights.")
     label: int | None = Field(
         None, ge=0, description="reward_model: the class whose probability is the reward, where there are several."

@@ -1,7 +1,8 @@
 """What may stand in ``generator.engine_args`` and ``generator.sampling_params``.
 
 Invariants:
-- What Forge itself gives vLLM is refused, naming the key that decides it; so are other weights than the policy's.
+- What Forge itself gives vLLM is refused, naming the key that decides it; so are other weights than the policy's, and
+  places of weights that a swap of weights does not reach.
 - What changes the distribution that is sampled from is refused unless ``rollout.allow_truncated_sampling`` accepts it.
 - Names that the installed vLLM does not know are refused with the closest ones, values of another type with the type.
 - Code that vLLM would import is found (``named_classes``), so that its digest can be recorded, or refused (``opaque``).
@@ -12,7 +13,7 @@ A test (``tests/config/test_vllm_keys.py``) asks of every setting of the install
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -56,6 +57,12 @@ OPAQUE = (
     *("trust_remote_code", "kv_transfer_config", "ec_transfer_config", "logging_config", "log_config_file"),
     "io_processor_plugin",
 )
+# What puts layers into host buffers of vLLM's own, from which each forward pass fetches them, and by which value: new
+# weights do not get there.
+UNREACHED: dict[str, Callable[[Any], bool]] = {
+    "offload_backend": lambda value: value == "prefetch",
+    "offload_group_size": bool,
+}
 _CLASS = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)[.:]([A-Za-z_]\w*)")  # package.module.Class, or :Class
 SAMPLING_PARAMS = {
     "n": "grpo.n_samples",
@@ -102,6 +109,7 @@ def vllm_problems(config: RunConfig) -> list[str]:
         *_problems("generator.engine_args", generator.engine_args, ENGINE_ARGS, engine_arguments()),
         *_other_model(generator),
         *opaque(generator),
+        *_unreached(generator.engine_args),
         *_problems("generator.sampling_params", generator.sampling_params, SAMPLING_PARAMS, sampling_parameters()),
         *([] if config.rollout.allow_truncated_sampling else _biasing(generator)),
     ]
@@ -162,6 +170,17 @@ def _other_model(generator: GeneratorSection) -> list[str]:
         "nothing else: leave it out, and set model to train another model"
         for name in OTHER_MODEL
         if name in generator.engine_args
+    ]
+
+
+def _unreached(engine_args: Mapping[str, Any]) -> list[str]:
+    """Settings under which a swap would leave old weights in use: the prefetch offload, by either of its names."""
+    return [
+        f"generator.engine_args.{name}: is {engine_args[name]}, but new weights do not reach the layers that vLLM "
+        "prefetches from host memory, and the old ones would be served: leave it out, and divide a model that is too "
+        f"large for one GPU with {_PROCS}"
+        for name, does in UNREACHED.items()
+        if does(engine_args.get(name))
     ]
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 import resource
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from forge_core.nvidia_smi import ask
 
 GIB = 1024**3
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -136,8 +137,8 @@ def _requested(error: BaseException) -> int | None:
 
 
 def _gpu_rows() -> list[tuple[str, dict[str, int]]]:
-    """The memory of each GPU that this process uses, as torch sees it; if it uses none, of all as the driver does:
-    asking torch would take memory on each of them, if there is any."""
+    """The memory of each GPU that this process uses, as torch sees it; if it uses none (a child's ran out), of all as
+    the driver does: asking torch would take memory on each of them, if there is any."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return _driver_rows()
@@ -147,7 +148,7 @@ def _gpu_rows() -> list[tuple[str, dict[str, int]]]:
         allocated, reserved = torch.cuda.memory_allocated(i), torch.cuda.memory_reserved(i)
         row = {"total": total, "free": free, "allocated by torch": allocated, "reserved by torch": reserved}
         rows.append((f"GPU {i}", {**row, "others": max(total - free - reserved, 0)}))
-    return rows
+    return rows or _driver_rows()  # torch may know of GPUs that it has not used
 
 
 def _working_memory(held: int) -> dict[str, int]:
@@ -165,12 +166,7 @@ def _own_gpus(torch: Any) -> list[int]:
 
 
 def _driver_rows() -> list[tuple[str, dict[str, int]]]:
-    command = ["nvidia-smi", "--query-gpu=index,memory.total,memory.free", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):  # no such GPU, or no such driver
-        return []
-    rows = [[field.strip() for field in line.split(",")] for line in answer.splitlines()]
+    rows = ask("index", "memory.total", "memory.free")
     known = [[int(field) for field in row] for row in rows if all(field.isdigit() for field in row)]  # some are [N/A]
     return [(f"GPU {i}", {"total": total * 1024**2, "free": free * 1024**2}) for i, total, free in known]
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from forge_core.data.curriculum import curriculum_of
 from forge_core.data.cursor import Cursor
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, render, split_holdout
-from forge_core.devices import Placement, alone, place, sampling_nothing, visible_gpus
+from forge_core.devices import Placement, alone, free_cached_memory, place, sampling_nothing, visible_gpus
 from forge_core.environments.resolve import build_play, tools_of
 from forge_core.evaluation.suite import heldout_prompts, policy_digest
 from forge_core.generation.base import Generator
@@ -44,7 +44,7 @@ from forge_core.runs.shard_manifests import ShardManifests
 from forge_core.runs.space import Space
 from forge_core.runs.tracking import ShardTracker, Untracked
 from forge_core.runs.trainer_session import TrainerSession
-from forge_core.runs.turns import NoTurns, Turns, free_cached_memory
+from forge_core.runs.turns import NoTurns, Turns
 from forge_core.stop import StopToken
 from forge_core.store import CorruptObject, Ledger, Manifest, Store, digest, layout, open_store
 from forge_core.store.plans import put_plan

@@ -1,8 +1,9 @@
 """What a run will take, said in one line before it starts.
 
 The figures are rough on purpose: parameters from the model's configuration, floating-point operations per token from
-the usual 2N (forward) and 6N (forward and backward), and this machine's speed from matrix products of 50 ms. Memory is
-that of ``memory_estimate.py``.
+the usual 2N (forward) and 6N (forward and backward). The speed of a GPU is looked up by its name, since measuring would
+take memory on it that the engines are to have; that of a CPU comes from matrix products of 50 ms. Memory is that of
+``memory_estimate.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import time
 from dataclasses import dataclass
 
 from forge_core.config import RunConfig
-from forge_core.devices import gpu_memory, place
+from forge_core.devices import CPU, gpu_memory, place, visible_gpus
+from forge_core.runs.gpu_speed import PEAK_FLOPS, peak_flops
 from forge_core.runs.memory_estimate import PROCESS, roles_memory
 from forge_core.runs.model_shape import ModelShape, model_shape
 
@@ -21,6 +23,8 @@ FILLED = 0.75  # share of training.seq_len that an episode takes, about
 TASK_SECONDS = 0.15  # orchestration and storage of a training step, about
 START_SECONDS = 15.0  # Prefect server, imports, loading the engines
 EFFICIENCY = 0.6  # share of the matrix product's speed that a transformer reaches
+OF_PEAK = 0.5  # share of a GPU's peak that its matrix products have: times EFFICIENCY, a usual trainer's 30 % of it
+FLOAT32_OF_PEAK = OF_PEAK / 16  # the same in float32, which tensor cores leave to others
 
 
 @dataclass(frozen=True)
@@ -95,18 +99,26 @@ def _stored(config: RunConfig, n: int, seconds: float) -> int:
 
 
 def flops_per_second(config: RunConfig) -> float:
-    """Speed of a matrix product of ``training.dtype`` where the trainer will run: the best of a few. The first, which
-    may load libraries for a second, does not count."""
+    """Speed of matrix products of ``training.dtype`` where the trainer will run. A GPU that is not in the table counts
+    as the slowest of it. Raises ConfigError, as ``place``, when the machine has too few GPUs."""
+    device = place(config, visible_gpus()).device("trainer")
+    if device == CPU:
+        return _measured()
+    share = FLOAT32_OF_PEAK if config.training.dtype == "float32" else OF_PEAK
+    return share * (peak_flops(device) or min(PEAK_FLOPS.values()))
+
+
+def _measured() -> float:
+    """Of float32 on this CPU: the best of a few. The first, which may load libraries for a second, does not count."""
     import torch
 
-    on_gpu = config.services.trainer.with_gpus is not False and torch.cuda.is_available()
-    n, device, dtype = (4096, "cuda", config.training.dtype) if on_gpu else (1024, "cpu", "float32")
-    a = torch.ones(n, n, device=device, dtype=getattr(torch, dtype))
+    n = 1024
+    a = torch.ones(n, n)
     float((a @ a)[0, 0])
     best, ends = 0.0, time.perf_counter() + 0.05
     while best == 0.0 or time.perf_counter() < ends:
         started = time.perf_counter()
-        float((a @ a)[0, 0])  # waits for the result
+        float((a @ a)[0, 0])
         best = max(best, 2 * n**3 / (time.perf_counter() - started))
     return best
 

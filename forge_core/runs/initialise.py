@@ -2,12 +2,14 @@
 
 Invariants: version 0 is published and named by ``ledger/init.json`` before anything is sampled; a pretrained model is
 published as it is, byte for byte; a model made on the spot, or one with a warm start, goes through the trainer. Two
-processes may do it at once: the first ``init.json`` wins.
+processes may do it at once: the first ``init.json`` wins. A warm start leaves nothing on its GPU: the engine that comes
+next may be another process's.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from forge_core.config.data_sections import ScratchModel, WarmStartSection
 from forge_core.data.curriculum import curriculum_of
 from forge_core.data.cursor import Cursor, next_rows
 from forge_core.data.prompts import PromptSet, load_prompts, render, split_holdout
+from forge_core.devices import free_cached_memory
 from forge_core.engine_thread import EngineThread
 from forge_core.models.imports import import_model_code
 from forge_core.models.probe import PROBE
@@ -28,7 +31,7 @@ from forge_core.runs.prompt_checks import prompt_warnings
 from forge_core.runs.record import now
 from forge_core.store import digest, layout
 from forge_core.temporary import temporary_folder
-from forge_core.training.packing import PAD_ID, Sample, pack
+from forge_core.training.packing import Sample
 from forge_core.training.settings import TrainerSettings
 
 
@@ -117,13 +120,14 @@ def _warm_start(ctx: RunContext, warm: WarmStartSection, base: Path, target: Pat
     loss = 0.0
     for step, samples in enumerate(_demonstration_batches(ctx.config, warm, demonstrations, rows, tokenizer)):
         totals = Totals(sum(sum(s.loss_mask) for s in samples), len(samples))
-        batches = pack(samples, ctx.config.token_budget, PAD_ID, ctx.config.training.seq_len)
-        loss = trainer.train_step(batches, totals=totals, stop=ctx.stop)[0].loss
+        loss = trainer.train_samples(samples, totals=totals, temperature=1.0, stop=ctx.stop)[0].loss
         if (step + 1) % 100 == 0 or step + 1 == warm.steps:
             ctx.note(f"warm start: step {step + 1} of {warm.steps}, loss {loss:.3f}")
     target.mkdir()
     trainer.push_weights(target)
     trainer.cleanup()
+    gc.collect()  # compiled layers refer to themselves
+    free_cached_memory()
     return loss
 
 

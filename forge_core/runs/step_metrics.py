@@ -7,7 +7,6 @@ run of the same configuration and seed.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -15,6 +14,7 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from forge_core.runs.consumption import StepData
+from forge_core.runs.gpu_speed import peak_flops
 from forge_core.store import Store
 from forge_core.training.launch import world_size
 
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from forge_core.runs.context import RunContext
 
 CONFIG = "config.json"
-PEAK_FLOPS = {  # dense bfloat16, a second, by what the driver calls the GPU
-    "GB200": 2.5e15, "B200": 2.25e15, "B100": 1.75e15, "H200": 989e12, "H100": 989e12, "GH200": 989e12,
-    "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12, "MI355X": 2.5e15, "MI325X": 1307e12, "MI300X": 1307e12,
-}  # fmt: skip
 
 
 def fate_metrics(data: StepData) -> dict[str, float]:
@@ -95,16 +91,3 @@ def _model_config(store: Store, weights: str) -> dict[str, Any]:
     """The model's configuration, as it was published with its weights; empty where there is none."""
     published = store.open_published(weights)
     return json.loads(published.read(CONFIG)) if CONFIG in published.files else {}
-
-
-def peak_flops(device: str) -> float | None:
-    """Of one GPU, a second; None for a CPU or a GPU that is not in the table."""
-    if device == "cpu":
-        return None
-    import torch
-
-    name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""
-    words = re.split(r"[^A-Za-z0-9]+", name)
-    if {"PCIe", "NVL"} & {*words} and "A100" not in words:  # they are slower than the table says
-        return None
-    return next((PEAK_FLOPS[word] for word in words if word in PEAK_FLOPS), None)

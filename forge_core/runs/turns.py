@@ -79,13 +79,5 @@ class NoTurns(Turns):
         yield
 
 
-def free_cached_memory() -> None:
-    """Give back what torch keeps of freed GPU memory: the engine that wakes needs it."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 def _nothing() -> None:
     pass

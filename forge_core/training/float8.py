@@ -2,7 +2,7 @@
 
 Guarantee: where it cannot be done it is refused, by key, before the model is built; it is never silently left out.
 Weights, gradients and optimizer state keep their types; the output matrix and sizes that 16 does not divide stay as
-they are.
+they are. Rows of micro-batches have lengths that 16 divides (``TrainerSettings.row_multiple``).
 """
 
 from __future__ import annotations

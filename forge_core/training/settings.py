@@ -6,6 +6,7 @@ Invariant: the settings of a run are a pure function of its configuration, so a 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import lcm
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge_core.training.packing import round_up
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from forge_core.config.sft_config import LoraSection, SftConfig
 
 Dtype = Literal["float32", "bfloat16"]
+FLOAT8_MULTIPLE = 16  # of what a matrix product in float8 sums over; for the gradient of a weight that is the positions
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,13 @@ class TrainerSettings:
 
     @property
     def row_positions(self) -> int:
-        """The longest row of one document: ``seq_len`` rounded up as packing and tensor parallelism do."""
-        return round_up(self.seq_len) + self.tensor_parallel
+        """The longest row of one document: ``seq_len`` rounded up as packing and ``row_multiple`` do."""
+        return round_up(self.seq_len) + self.row_multiple
+
+    @property
+    def row_multiple(self) -> int:
+        """What divides the length of every row: tensor parallelism shares positions among its ranks."""
+        return lcm(self.tensor_parallel, FLOAT8_MULTIPLE if self.float8 else 1)
 
     @classmethod
     def from_config(cls, config: RunConfig) -> TrainerSettings:

@@ -11,7 +11,7 @@ Guarantees:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
+from torch import nn
 
 from forge_core.training.architecture import Architecture
 from forge_core.training.degrees import DATA, PIPELINE, TENSOR, Shape, degree_problems
@@ -82,7 +83,8 @@ def ensure_process_group() -> None:
 
 
 def build_model(arch: Architecture, settings: TrainerSettings, device: torch.device) -> tuple[PolicyModel, Mesh]:
-    """A trainable model without weights: parameters are float32 (sharded over the ranks) and uninitialized.
+    """A trainable model without weights: parameters are float32 (sharded over the ranks) and uninitialized; on one rank
+    those that are not trained are of the compute type from the start, and never on the device in float32.
 
     With several ranks and the compute type bfloat16, FSDP keeps float32 master weights and casts them for forward and
     backward. One rank has nothing to gather and runs without FSDP (see ``masters.py``).
@@ -110,6 +112,8 @@ def build_model(arch: Architecture, settings: TrainerSettings, device: torch.dev
     if mesh.dims is not None:
         _shard(model, mesh.dims, device, getattr(torch, settings.dtype))
         _set_timeouts(mesh.dims, settings.timeout_s)
+    else:
+        _narrow((p for p in model.parameters() if not p.requires_grad), getattr(torch, settings.dtype))
     return _materialize(model, device), mesh
 
 
@@ -121,9 +125,8 @@ def build_frozen(
     config = model_config(arch, round_up(seq_len))
     with torch.device("meta"):
         model = config.build()
-    for parameter in model.parameters():  # not model.to(dtype): RoPE tables stay float32, as they do in training
-        parameter.data = parameter.data.to(dtype)
-        parameter.requires_grad_(False)
+    model.requires_grad_(False)
+    _narrow(model.parameters(), dtype)
     if compiled:
         _compile(model)
     return _materialize(model, device)
@@ -246,6 +249,12 @@ def _set_timeouts(dims: ParallelDims, timeout_s: float) -> None:
     groups = [mesh.get_group() for mesh in dims.get_all_one_dimensional_meshes().values()]
     for group in [*groups, dist.group.WORLD]:
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+
+
+def _narrow(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+    """Before they have memory. (Not ``model.to(dtype)``: RoPE tables stay float32.)"""
+    for parameter in parameters:
+        parameter.data = parameter.data.to(dtype)
 
 
 def _materialize(model: PolicyModel, device: torch.device) -> PolicyModel:

@@ -208,7 +208,7 @@ class TitanTrainer:
         return gathered(own, self._mesh.group("pp"))[-1]
 
     def _padded(self, batch: TextTrainBatch) -> TextTrainBatch:
-        return policy.padded(batch, self.settings.tensor_parallel)
+        return policy.padded(batch, self.settings.row_multiple)
 
     def _own_batches(self, samples: Samples) -> Iterable[TextTrainBatch]:
         """This rank's micro-batches, built as they are asked for."""

@@ -193,6 +193,40 @@ def test_a_vllm_of_the_other_kind_is_refused():
     assert machine_problems(config, place(config, ())) == []
 
 
+FULL = "generator.engine_args.gpu_memory_utilization=0.95"
+
+
+def beside(monkeypatch, gpus: tuple[str, ...], device: str, *overrides: str) -> list[str]:
+    """Problems of a reward model on ``device``, on a machine with ``gpus``: generator, trainer and what is left."""
+    for module in ("forge_core.devices", "forge_core.config.gpu_gate"):
+        monkeypatch.setattr(f"{module}.visible_gpus", lambda: gpus)
+    model = f"rewards.functions=[{{name: reward_model, model: m, device: '{device}'}}]"
+    config = load_config(GOOD, [*VLLM, model, *overrides])
+    return [problem for problem in machine_problems(config, place(config, gpus)) if "reward_model" in problem]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+@pytest.mark.parametrize(("gpus", "remedy"), [(("4", "5", "6"), "cuda:2"), (("4", "5"), "cpu")])
+def test_a_reward_model_on_a_gpu_that_vllm_fills_is_refused(device, gpus, remedy, monkeypatch):
+    (problem,) = beside(monkeypatch, gpus, device, FULL)
+    assert problem.startswith("rewards.functions: reward_model is on cuda:0, where vLLM takes 95% of the memory")
+    assert f"set its device to {remedy}, or generator.engine_args.gpu_memory_utilization=0.9 or less" in problem
+
+
+@pytest.mark.parametrize(
+    ("device", "overrides"),
+    [
+        ("cuda:1", [FULL]),
+        ("cpu", [FULL]),
+        ("cuda:0", []),
+        ("cuda:0", ["generator.engine_args.gpu_memory_utilization=0.9"]),
+        ("cuda:0", [FULL, "services.trainer.with_gpus=false"]),  # may be a generator role, whose scorers are elsewhere
+    ],
+)
+def test_a_reward_model_elsewhere_or_with_room_passes(device, overrides, monkeypatch):
+    assert beside(monkeypatch, ("0", "1"), device, *overrides) == []
+
+
 def test_prompts_in_parts_are_refused_where_vllm_would_end():
     config = load_config(GOOD, [*VLLM, "generator.engine_args.enable_chunked_prefill=true"])
     (problem,) = machine_problems(config, place(config, ()))

@@ -9,7 +9,15 @@ import pytest
 
 from forge_core.config import ConfigError, load_config, validate_for_training
 from forge_core.config.vllm_fields import engine_arguments, sampling_parameters, vllm_folder
-from forge_core.config.vllm_keys import BIASING, BIASING_ARGS, ENGINE_ARGS, OPAQUE, OTHER_MODEL, SAMPLING_PARAMS
+from forge_core.config.vllm_keys import (
+    BIASING,
+    BIASING_ARGS,
+    ENGINE_ARGS,
+    OPAQUE,
+    OTHER_MODEL,
+    SAMPLING_PARAMS,
+    UNREACHED,
+)
 from forge_core.generation.vllm import REASONS
 from tests.config.test_run_gate import GOOD, VLLM, refusal
 
@@ -28,8 +36,8 @@ FREE_ENGINE_ARGS = """
     ubatch_size dbo_decode_token_threshold dp_sync_interval dbo_prefill_token_threshold
     disable_nccl_for_dp_synchronization eplb_config enable_eplb expert_placement_strategy
     max_parallel_loading_workers block_size enable_prefix_caching prefix_caching_hash_algo
-    prefix_cache_retention_interval disable_sliding_window disable_cascade_attn offload_backend cpu_offload_gb
-    cpu_offload_params offload_group_size offload_num_in_group offload_prefetch_step offload_params
+    prefix_cache_retention_interval disable_sliding_window disable_cascade_attn cpu_offload_gb
+    cpu_offload_params offload_num_in_group offload_prefetch_step offload_params
     gpu_memory_utilization kv_cache_memory_bytes max_num_batched_tokens max_num_scheduled_tokens
     long_prefill_token_threshold long_prefill_token_threshold_adaptive max_num_seqs max_num_active_seqs max_logprobs
     use_fp64_gumbel enable_trace_replay aggregate_engine_logging hf_token model_class_overrides quantization
@@ -69,7 +77,7 @@ FREE_SAMPLING_PARAMS = """
 @pytest.mark.parametrize(
     ("known", "tables"),
     [
-        (engine_arguments, [ENGINE_ARGS, OTHER_MODEL, OPAQUE, BIASING_ARGS, FREE_ENGINE_ARGS.split()]),
+        (engine_arguments, [ENGINE_ARGS, OTHER_MODEL, OPAQUE, BIASING_ARGS, UNREACHED, FREE_ENGINE_ARGS.split()]),
         (sampling_parameters, [SAMPLING_PARAMS, BIASING, FREE_SAMPLING_PARAMS.split()]),
     ],
 )
@@ -85,6 +93,14 @@ def test_other_weights_than_the_policys_are_refused(name: str) -> None:
     problem = refusal(*VLLM, f"generator.engine_args.{name}=dummy")
     assert problem.startswith(f"generator.engine_args.{name}: engines load the verified files of the policy")
     assert "leave it out, and set model" in problem
+
+
+@pytest.mark.parametrize("setting", ["offload_group_size=4", "offload_backend=prefetch"])
+def test_weights_that_a_swap_does_not_reach_are_refused(setting: str) -> None:
+    problem = refusal(*VLLM, f"generator.engine_args.{setting}")
+    key, value = setting.split("=")
+    assert problem.startswith(f"generator.engine_args.{key}: is {value}, but new weights do not reach")
+    assert "leave it out, and divide a model that is too large for one GPU with services.generator.procs" in problem
 
 
 @pytest.mark.parametrize(
@@ -117,7 +133,8 @@ def test_sampling_from_another_distribution_is_refused_or_accepted_by_name(setti
         "sampling_params={watermarking: false, thinking_token_budget: -1, extra_args: {}, logit_bias: null}",
         "engine_args={logits_processors: [], watermark_config: null}",
         "engine_args.speculative_config={method: ngram, num_speculative_tokens: 2}",
-        "engine_args={quantization: fp8, offload_params: [a], compilation_config: {level: 3}, cpu_offload_gb: 1}",
+        "engine_args={offload_backend: auto, offload_group_size: 0}",
+        "engine_args={quantization: fp8, cpu_offload_params: [a], compilation_config: {level: 3}, cpu_offload_gb: 1}",
         "sampling_params={stop: x, stop_token_ids: null, repetition_detection: {max_pattern_size: 3, min_count: 2}}",
     ],
 )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forge_core import nvidia_smi
 from forge_core.config import ConfigError, RunConfig, load_config
-from forge_core.devices import Placement, generator_shape, gpu_ids, place
+from forge_core.devices import Placement, generator_shape, gpu_ids, place, torch_device, visible_gpus
 
 ALL_TRUE = [f"services.{role}.with_gpus=true" for role in ("generator", "trainer", "ref_model")]
 
@@ -169,3 +171,32 @@ def test_on_rocm_both_variables_name_the_same_gpus(monkeypatch: pytest.MonkeyPat
     """vLLM refuses two variables that differ."""
     monkeypatch.setattr("torch.version.hip", "7.0")
     assert Placement.environment(("1",)) == {"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"}
+
+
+ONE, TWO = "GPU-1a2b3c4d-0000-0000-0000-000000000001", "GPU-1f2b3c4d-0000-0000-0000-000000000002"
+
+
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [
+        ("GPU-1f,GPU-1a2b", (TWO, ONE)),
+        (f"{TWO},GPU-1a2b3c4d-0000", (TWO, ONE)),
+        ("1,0", ("1", "0")),
+        ("MIG-GPU-1a/1/0,MIG-2", ("MIG-GPU-1a/1/0", "MIG-2")),
+        ("GPU-9,GPU-1f", ("GPU-9", TWO)),
+    ],
+)
+def test_the_first_characters_of_a_uuid_stand_for_it(
+    listed: str, found: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA takes them, vLLM wants all."""
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text(f"#!/bin/sh\necho {ONE}\necho {TWO}\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    monkeypatch.setattr("forge_core.devices.DRIVERS", ("null",))  # a device that is there
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr(nvidia_smi, "_uuids", nvidia_smi._uuids.__wrapped__)  # not what another test's driver said
+    assert visible_gpus() == found
+    assert torch_device(found[1]) == "cuda:1"

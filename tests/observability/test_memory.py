@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -123,13 +124,30 @@ def test_the_table_asks_no_torch_that_is_not_there(monkeypatch: pytest.MonkeyPat
     assert "machine: total" in memory_table()
 
 
-def test_a_driver_that_does_not_know_the_memory_of_a_gpu_spoils_no_message(tmp_path, monkeypatch) -> None:
-    """Machines that share memory between CPU and GPU answer [N/A]."""
-    monkeypatch.delitem(sys.modules, "torch")  # with a GPU torch answers instead
-    driver = tmp_path / "nvidia-smi"
-    driver.write_text("#!/bin/sh\necho '0, 81559, 80000'\necho '1, [N/A], [N/A]'\n")
-    driver.chmod(0o755)
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine with two GPUs, one of which shares its memory with the CPU."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '0, 81559, 80000'\necho '1, [N/A], [N/A]'\n")
+    program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+
+def test_a_driver_that_does_not_know_the_memory_of_a_gpu_spoils_no_message(
+    driver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch")  # with a GPU torch answers instead
     table = memory_table()
     assert "GPU 0: total 79.65 GiB, free 78.12 GiB" in table
     assert "GPU 1" not in table
+
+
+@pytest.mark.parametrize("initialized", [False, True])
+def test_a_process_that_uses_no_gpu_has_the_drivers_figures(
+    initialized: bool, driver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch counts as initialized once it has told a GPU's name, which uses none."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda index: False, raising=False)
+    assert "GPU 0: total 79.65 GiB, free 78.12 GiB" in memory_table()

@@ -14,7 +14,7 @@ from forge_core.algorithms.fates import PROMPT_TOO_LONG
 from forge_core.data.cursor import Cursor
 from forge_core.data.prompts import load_prompts
 from forge_core.runs.context import ShardTracker
-from forge_core.runs.estimate import START_SECONDS, estimate
+from forge_core.runs.estimate import EFFICIENCY, START_SECONDS, estimate, flops_per_second
 from forge_core.runs.model_shape import model_shape
 from forge_core.runs.planning import Planner, planned_groups, shard_requests
 from forge_core.runs.training import checkpoint_due
@@ -102,3 +102,25 @@ def test_the_estimate_counts_the_models_parameters_and_grows_with_the_run() -> N
     short, long = (estimate(tiny(f"steps={n}"), 1e11) for n in (10, 100))
     assert long.seconds - START_SECONDS == pytest.approx(10 * (short.seconds - START_SECONDS), rel=0.3)
     assert long.stored > short.stored
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "peak"),
+    [("NVIDIA H200", "bfloat16", 989e12), ("NVIDIA H200", "float32", 989e12 / 16), ("Unheard-of", "bfloat16", 121e12)],
+)
+def test_the_speed_of_a_gpu_is_looked_up_and_takes_no_memory_on_it(
+    name: str, dtype: str, peak: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr("forge_core.runs.estimate.visible_gpus", lambda: ("0", "1"))
+    monkeypatch.setattr("forge_core.devices.visible_gpus", lambda: ("0", "1"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: asked.append(device) or name)
+    monkeypatch.setattr("torch.ones", lambda *_, **__: pytest.fail("measured"))
+    assert flops_per_second(tiny(f"training.dtype={dtype}")) * EFFICIENCY == pytest.approx(0.3 * peak)
+    assert asked == ["cuda:1"], "the trainer's"
+
+
+def test_the_speed_of_a_cpu_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: pytest.fail("asked"))
+    assert 1e8 < flops_per_second(tiny("services.trainer.with_gpus=false")) < 1e14

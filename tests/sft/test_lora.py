@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge_core.runs.sft_context import SftContext
 from forge_core.weights.host_cache import keep_published
@@ -75,3 +77,39 @@ def test_a_subset_of_matrices_may_be_adapted(data: Path):
     before, after = (loaded(ctx.weights_dir(version)).state_dict() for version in (0, 1))
     changed = {name.split(".")[-2] for name, tensor in before.items() if not torch.equal(tensor, after[name])}
     assert changed == {"q_proj", "o_proj"}
+
+
+def test_frozen_weights_are_never_there_in_float32(trained: SftContext):
+    from forge_core.training.architecture import read_architecture
+    from forge_core.training.settings import LoraSettings, TrainerSettings
+    from forge_core.training.titan_parallel import build_model
+
+    made = []
+
+    class Allocations(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.device.type == "cpu":
+                made.append((result.dtype, tuple(result.shape)))
+            return result
+
+    lora = LoraSettings(rank=4, alpha=8, targets=("q_proj",), seed=0, base="x")
+    settings = TrainerSettings(seq_len=32, token_budget=64, dtype="bfloat16", lora=lora)
+    with Allocations():
+        model, _ = build_model(read_architecture(trained.weights_dir(0)), settings, torch.device("cpu"))
+    kinds = {name: (p.dtype, tuple(p.shape)) for name, p in model.named_parameters()}
+    frozen = {kind for name, kind in kinds.items() if "lora_" not in name}
+    assert {dtype for dtype, _ in frozen} == {torch.bfloat16}
+    assert {dtype for name, (dtype, _) in kinds.items() if "lora_" in name} == {torch.float32}
+    assert not {(torch.float32, shape) for _, shape in frozen} & set(made)
+
+
+def test_frozen_weights_of_the_compute_type_are_merged_in_float32(data: Path):
+    """The matrix of a version is the frozen one plus the adapter's product, rounded once."""
+    ctx = advance(new_run(memory(), data, *LORA, "training.dtype=bfloat16"), 3)
+    base, merged = (loaded(ctx.weights_dir(version)).state_dict() for version in (0, 3))
+    low = load_file(adapter(ctx, 3) / "adapter_model.safetensors")
+    for name in (name for name in base if name.endswith("_proj.weight")):
+        a, b = (low[f"base_model.model.{name.removesuffix('.weight')}.lora_{part}.weight"] for part in "AB")
+        exact = torch.addmm(base[name].bfloat16().float(), b, a, alpha=8 / 4)
+        assert torch.equal(merged[name], exact.bfloat16().float())

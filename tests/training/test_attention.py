@@ -1,11 +1,15 @@
-"""The block mask of packed rows, against torch's own construction of it."""
+"""The block mask of packed rows, against torch's own construction of it; and whose choice the kernels are."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
+from forge_core.training import attention
 from forge_core.training.attention import _FLEX_BLOCK, block_mask
 
 SHAPES = [  # rows, positions, mean length of a document
@@ -51,3 +55,9 @@ def test_the_block_mask_is_the_one_that_torch_makes(rows: int, length: int, mean
     q, k = torch.meshgrid(torch.arange(length), torch.arange(length), indexing="ij")
     for b in range(rows):
         assert torch.equal(found.mask_mod(b, 0, q, k), visible(b, 0, q, k))
+
+
+def test_no_engine_sets_the_kernels_of_attention_for_the_others() -> None:
+    """Torch keeps their order once for a process, also where a context manager sets it and sets it back."""
+    sources = Path(attention.__file__).parents[1].rglob("*.py")
+    assert not [path for path in sources if re.search(r"sdpa_kernel|_set_sdp|enable_\w+_sdp\b", path.read_text())]

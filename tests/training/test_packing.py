@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_core.training.packing import Sample, documents, pack, round_up
+from forge_core.training.settings import TrainerSettings
+from forge_core.training.sft_loss import SFTLoss
+from forge_core.training.trainer import TitanTrainer
 
 
 def document(length: int, first: int = 1) -> Sample:
@@ -128,3 +133,20 @@ def test_nothing_packs_to_nothing() -> None:
 @given(st.integers(1, 10**6))
 def test_round_up_adds_at_most_an_eighth(n: int) -> None:
     assert n <= round_up(n) <= n * 1.125
+
+
+@pytest.mark.parametrize(
+    ("options", "multiple"), [({"float8": True}, 16), ({"float8": True, "tensor_parallel": 3}, 48)]
+)
+@pytest.mark.parametrize("fixed", [False, True])
+def test_rows_have_lengths_that_float8_takes(options: dict[str, Any], multiple: int, fixed: bool) -> None:
+    """Kernels refuse other numbers of positions in the backward pass."""
+    settings = TrainerSettings(seq_len=61, token_budget=122, **options)
+    trainer = TitanTrainer(Path("unused"), settings, SFTLoss())
+    documents = [document(length) for length in (61, 60, 40, 33, 13, 2)]
+    batches = pack(documents, 122, 0, 61, fixed=fixed)
+    padded = [trainer._padded(batch) for batch in batches]
+    lengths = [batch.input_ids.shape[1] for batch in padded]
+    assert not any(length % multiple for length in lengths)
+    assert [read_back(padded, i) for i in range(6)] == [read_back(batches, i) for i in range(6)]
+    assert -(-round_up(60) // multiple) * multiple <= settings.row_positions, "a row of one document is one still"

@@ -13,6 +13,7 @@ from forge_core.reference.model import ReferenceModel
 from forge_core.training import logprob_head, logprob_kernels, policy
 from forge_core.training.attention import block_mask
 from forge_core.training.packing import PAD_ID, Sample, pack, round_up
+from forge_core.training.settings import FLOAT8_MULTIPLE, TrainerSettings
 from tests.training.rank_worker import grpo_samples, train, trainer_of
 from tests.training.tiny_models import samples, saved
 
@@ -47,6 +48,18 @@ def test_compiled_layers_train_the_same_and_the_reference_compiles_too() -> None
     assert found == compiled.logprobs_samples(given, temperature=0.9)  # the KL term starts at exactly zero
     for ours, theirs in zip(train(compiled, range(2)), train(plain, range(2)), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+def test_the_padding_that_float8_needs_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, given = saved("qwen3-tied")[0], grpo_samples(9)
+    plain = trainer_of(folder)
+    expected = plain.logprobs_samples(given, temperature=0.9), train(plain, range(2))
+    monkeypatch.setattr(TrainerSettings, "row_multiple", FLOAT8_MULTIPLE)
+    longer = trainer_of(folder)
+    for ours, theirs in zip(longer.logprobs_samples(given, temperature=0.9), expected[0], strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+    for step, theirs in zip(train(longer, range(2)), expected[1], strict=True):
+        assert step == pytest.approx(theirs, abs=1e-5)
 
 
 def test_few_shapes_give_the_same_log_probabilities_as_any_shapes() -> None:
