@@ -31,6 +31,7 @@ from forge_core.generation.vllm_replica import Replica
 from forge_core.generation.vllm_settings import VLLMSettings
 from forge_core.models.resolve import read_json
 from forge_core.observability.memory import SETTINGS, memory_guard
+from forge_core.observability.metrics import Reduce, record_metric
 from forge_core.stop import StopToken
 
 POLL_S = 0.1
@@ -117,6 +118,8 @@ class VLLMGenerator:
         """Serve ``version`` from now on. ValueError for an older version; WeightsError for files that do not fit, and
         when an engine could not take them: the old version keeps serving."""
         self._pool.update(version)
+        for phase, seconds in self.last_update.items():
+            record_metric(f"generator_perf/update_weights/{phase}_duration_avg_s", seconds, Reduce.MEAN)
 
     @property
     def last_update(self) -> dict[str, float]:

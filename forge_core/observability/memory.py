@@ -125,8 +125,15 @@ def _message(role: str, error: Exception, settings: Iterable[str], sizes: Mappin
     requested = _requested(error)
     asked = f", when {_text(requested)} more were asked for" if requested is not None else ""
     lower = "".join(f"\n  {setting}" for setting in settings) or "\n  none: free some memory on this machine"
-    first = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{role}: out of memory{asked}\n{memory_table(sizes)}\nsettings that change it:{lower}\n({first[0]})"
+    said = "; ".join(_said(error))
+    return f"{role}: out of memory{asked}\n{memory_table(sizes)}\nsettings that change it:{lower}\n({said})"
+
+
+def _said(error: Exception) -> list[str]:
+    """The first line of an error, and the first that says that memory ran out."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    naming = [line for line in lines if any(text.lower() in line.lower() for text in _TEXTS)]
+    return list(dict.fromkeys([lines[0], *naming[:1]]))
 
 
 def _requested(error: BaseException) -> int | None:

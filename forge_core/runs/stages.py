@@ -107,7 +107,7 @@ def _sample(ctx: RunContext, plan: dict[str, Any], shard: int) -> tuple[dict[str
     version = sampling_version(ctx, batch, newest)
     if newest < oldest:
         ctx.evaluate(ctx, newest)  # or wait for it
-    requests, prompts = shard_requests(ctx.run_id, plan, shard, oldest), _prompts(ctx, plan)
+    requests, prompts = shard_requests(ctx.run_id, plan, shard, oldest), _prompts(ctx, plan, shard)
     with ctx.sampling(version) as engine:
         working = time.monotonic()
         asked = {r.request_id: prompts[int(r.request_id.split("/")[-2])] for r in requests}
@@ -135,10 +135,11 @@ def _sample(ctx: RunContext, plan: dict[str, Any], shard: int) -> tuple[dict[str
     return {EPISODES_FILE: episodes_bytes(rows)}, provenance
 
 
-def _prompts(ctx: RunContext, plan: dict[str, Any]) -> dict[int, Prompt]:
+def _prompts(ctx: RunContext, plan: dict[str, Any], shard: int) -> dict[int, Prompt]:
     """The prompt of each group. Raises DataError when the data set is not the one that was planned with."""
-    prompts = {g["group"]: ctx.prompts[g["row"]] for g in plan["groups"]}
-    for group in plan["groups"]:
+    groups = shard_groups(plan, shard)
+    prompts = {g["group"]: ctx.prompts[g["row"]] for g in groups}
+    for group in groups:
         if prompts[group["group"]].prompt_id != group["prompt_id"]:
             raise DataError(
                 f"dataset.path: row {group['row']} is not the prompt that batch {plan['batch']} was planned with: "

@@ -47,8 +47,9 @@ class LocalBackend:
         with self._writing(path), self._temporary(body, nonce) as temporary:
             return self._place(path, lambda target: _link(temporary, target))
 
-    def write(self, path: str, data: bytes | Path) -> None:
-        with self._writing(path), self._temporary(data, uuid.uuid4().hex) as temporary:
+    def write(self, path: str, data: bytes | Path, *, given: bool = False) -> None:
+        """A file that is ``given`` and lies on this file system is linked, not copied."""
+        with self._writing(path), self._temporary(data, uuid.uuid4().hex, given) as temporary:
             self._place(path, lambda target: os.replace(temporary, target))
 
     def read(self, path: str) -> bytes:
@@ -144,20 +145,14 @@ class LocalBackend:
         raise AssertionError("unreachable")
 
     @contextmanager
-    def _temporary(self, data: bytes | Path, nonce: str) -> Iterator[Path]:
+    def _temporary(self, data: bytes | Path, nonce: str, given: bool = False) -> Iterator[Path]:
         """A complete and synced file that nobody else knows."""
         folder = self.root / ".tmp"
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / nonce
         try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444), "wb") as file:
-                if isinstance(data, Path):
-                    with data.open("rb") as source:
-                        shutil.copyfileobj(source, file, _COPY_PIECE)
-                else:
-                    file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            if not (given and isinstance(data, Path) and _taken(data, temporary)):
+                _write(data, temporary)
             yield temporary
         finally:
             temporary.unlink(missing_ok=True)
@@ -195,6 +190,31 @@ def _place_durably(target: Path, place: Callable[[Path], T]) -> T:
         return result
     finally:
         os.close(folder)
+
+
+def _write(data: bytes | Path, target: Path) -> None:
+    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444), "wb") as file:
+        if isinstance(data, Path):
+            with data.open("rb") as source:
+                shutil.copyfileobj(source, file, _COPY_PIECE)
+        else:
+            file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _taken(source: Path, target: Path) -> bool:
+    """Whether ``target`` could be made a link to the file ``source``, which is synced and read-only from here on."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        return False
+    target.chmod(0o444)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
+    return True
 
 
 def _link(source: Path, target: Path) -> bool:

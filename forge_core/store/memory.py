@@ -38,7 +38,7 @@ class MemoryBackend:
             self.write(path, body)
             return True
 
-    def write(self, path: str, data: bytes | Path) -> None:
+    def write(self, path: str, data: bytes | Path, *, given: bool = False) -> None:
         body = data.read_bytes() if isinstance(data, Path) else data
         with _LOCK:
             self._fs.pipe_file(f"{self._root}/{path}", body)

@@ -88,7 +88,7 @@ class S3Backend:
             return self._holds(path, nonce)
         return True
 
-    def write(self, path: str, data: bytes | Path) -> None:
+    def write(self, path: str, data: bytes | Path, *, given: bool = False) -> None:
         if isinstance(data, Path):
             self._call(path, lambda: self._fs.put_file(str(data), self._url(path)))
         else:

@@ -198,12 +198,15 @@ class Store:
             return self._manifest(prefix, request)
         return self.publish_uploaded(prefix, self.upload(prefix, files), request=request, provenance=provenance)
 
-    def upload(self, prefix: str, files: Mapping[str, bytes | Path]) -> tuple[File, ...]:
-        """The first half of ``publish``: write the files. Several processes may each write a share of one object."""
+    def upload(self, prefix: str, files: Mapping[str, bytes | Path], *, given: bool = False) -> tuple[File, ...]:
+        """The first half of ``publish``: write the files. Several processes may each write a share of one object.
+        ``given``: nobody changes these files any more, so a store on their file system need not copy them."""
         prefix = check_prefix(prefix)
         for name in files:
             check_key(prefix + name)
-        write = lambda item: self._write_file(prefix, *item)  # large files are hashed and written side by side
+        write = lambda item: self._write_file(
+            prefix, item[0], item[1], given
+        )  # large files are hashed and written side by side
         with ThreadPoolExecutor(max(1, min(WRITERS, len(files)))) as pool:
             return tuple(pool.map(write, sorted(files.items())))
 
@@ -258,10 +261,10 @@ class Store:
                 "If-None-Match: use one that enforces conditional PUT"
             )
 
-    def _write_file(self, prefix: str, name: str, data: bytes | Path) -> File:
+    def _write_file(self, prefix: str, name: str, data: bytes | Path, given: bool) -> File:
         sha256, size = data_digest(data)
         key = prefix + stored_name(name, sha256)
-        self._backend.write(key, data)
+        self._backend.write(key, data, given=given)
         return File(name, key, size, sha256)
 
     def _manifest(self, prefix: str, request: str | None) -> Manifest:

@@ -84,7 +84,7 @@ class StoredTrainer(TitanTrainer):
             with self._guard():
                 self.push_weights(folder)
             files = folder_files(folder)
-            uploaded = self.store.upload(prefix, files)
+            uploaded = self.store.upload(prefix, files, given=True)
             if kept is not None:
                 for name, path in files.items():
                     path.rename(kept / name)
@@ -95,14 +95,14 @@ class StoredTrainer(TitanTrainer):
         with temporary_folder("adapter") as folder:
             with self._guard():
                 self.push_adapter(folder)
-            return self.store.upload(prefix, folder_files(folder))
+            return self.store.upload(prefix, folder_files(folder), given=True)
 
     def upload_checkpoint(self, prefix: str, extra: dict[str, Any]) -> tuple[File, ...]:
         """Upload this rank's share of a checkpoint, below ``prefix``."""
         with temporary_folder("checkpoint") as folder:
             with self._guard():
                 self.save(folder, extra)
-            return self.store.upload(prefix, folder_files(folder))
+            return self.store.upload(prefix, folder_files(folder), given=True)
 
     def load_checkpoint(self, prefix: str) -> dict[str, Any]:
         """Go back to the published checkpoint ``prefix`` and return its ``extra``."""

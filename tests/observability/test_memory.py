@@ -76,6 +76,12 @@ def test_what_an_engine_in_a_child_process_says_is_understood(message: str, aske
     assert "generator.engine_args.gpu_memory_utilization" in text
 
 
+def test_the_line_that_says_so_is_quoted_with_the_first() -> None:
+    said = "vllm-0 died: it did not start; ValueError: No available memory for the cache blocks"
+    with pytest.raises(OutOfMemory, match=re.escape(f"({said})")), memory_guard("generator", ()):
+        raise RuntimeError(said.replace("; ", "\n  see above\n  "))
+
+
 def test_other_errors_pass_unchanged_and_inner_roles_are_kept() -> None:
     error = RuntimeError("shapes differ")
     with pytest.raises(RuntimeError) as caught, memory_guard("trainer", ()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -83,3 +84,29 @@ def test_a_store_of_files_loads_neither_an_engine_nor_an_s3_client(tmp_path: Pat
     script = "import sys; from forge_core.store import open_store; open_store(sys.argv[1]); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=True)
     assert not {"torch", "s3fs", "fsspec"} & set(done.stdout.split())
+
+
+def test_a_file_that_is_given_away_is_linked_and_one_that_is_not_is_copied(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store"))
+    given, kept = tmp_path / "given", tmp_path / "kept"
+    given.write_bytes(b"weights")
+    kept.write_bytes(b"weights")
+    (linked,) = store.upload("a/", {"x": given}, given=True)
+    (copied,) = store.upload("b/", {"x": kept})
+    place = lambda file: store.folder / file.key
+    assert os.path.samefile(place(linked), given)
+    assert not os.path.samefile(place(copied), kept)
+    assert [place(file).stat().st_mode & 0o777 for file in (linked, copied)] == [0o444, 0o444]
+    assert kept.stat().st_mode & 0o200
+    assert not list((store.folder / ".tmp").iterdir())
+
+
+def test_a_file_that_is_given_away_on_another_file_system_is_copied(tmp_path: Path, monkeypatch) -> None:
+    def no_link(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "another file system")
+
+    store, given = open_store(str(tmp_path / "store")), tmp_path / "given"
+    given.write_bytes(b"weights")
+    monkeypatch.setattr(os, "link", no_link)
+    (file,) = store.upload("a/", {"x": given}, given=True)
+    assert store.read(file.key) == b"weights"
