@@ -204,9 +204,8 @@ class Store:
         prefix = check_prefix(prefix)
         for name in files:
             check_key(prefix + name)
-        write = lambda item: self._write_file(
-            prefix, item[0], item[1], given
-        )  # large files are hashed and written side by side
+        # Large files are hashed and written side by side.
+        write = lambda item: self._write_file(prefix, item[0], item[1], given)
         with ThreadPoolExecutor(max(1, min(WRITERS, len(files)))) as pool:
             return tuple(pool.map(write, sorted(files.items())))
 

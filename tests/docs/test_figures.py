@@ -38,3 +38,13 @@ def test_speed_of_supervised_steps() -> None:
         rates = [f"{round(of[setting]['tokens_per_second'], -2):,.0f}" for setting in ("eager", "compile")]
         memory = [f"{of[setting]['peak_memory_gib']:.0f}" for setting in ("eager", "compile")]
         assert f"| {length:,} | {rates[0]} | {rates[1]} | {memory[0]} and {memory[1]} GiB |" in lines
+
+
+def test_learning_on_one_gpu() -> None:
+    measured, text = result("smollm2_gpu"), (ROOT / "docs" / "gpus.md").read_text()
+    first, last = ([run["held_out"][version] for run in measured["seeds"]] for version in ("0", "200"))
+    seeds = " and ".join(f"{value:.3f}" for value in last)
+    assert f"{min(first):.0%}".replace("%", " %") + " of held-out problems before training" in text
+    assert f"{sum(last) / len(last):.0%}".replace("%", " %") + " after 200 steps" in text
+    assert f"(two seeds: {seeds}, `benchmarks/results/smollm2_gpu.json`)" in text
+    assert measured["cards"][0] == "NVIDIA H200"
