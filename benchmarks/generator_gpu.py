@@ -1,6 +1,7 @@
 """Does our rollout task reach the speed of vLLM alone? Same prompts, lengths and sampling, in one run on one card.
 
     python -m benchmarks.generator_gpu [--shape 0.6B] [--groups 64] [--tokens 512]
+    python -m benchmarks.generator_gpu --shape 135M --groups 96 --prompt 45 --tokens 64 --mean 10     # short responses
 
 Raw: ``LLM.generate`` in a process of its own with the same engine settings, CUDA graphs on, once with what RL needs
 (log-probabilities, a seed per request) and once plain. Ours: the run's own rollout stage in its shards, from the stored
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -23,9 +25,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.machine import provenance, write
+from benchmarks.overlap_gpu import Shaped
 from benchmarks.shapes import random_model
 
-SAMPLES, PROMPT = 8, 128
+SAMPLES = 8
 
 RAW = """
 import json, sys, time
@@ -38,7 +41,8 @@ if __name__ == "__main__":
         times[name] = []
         for batch in start["batches"]:
             more = [{"seed": s, **extra} if extra else {} for s in batch["seeds"]]
-            params = [SamplingParams(**start["params"], **m) for m in more]
+            lengths = [{"max_tokens": n} for n in batch["lengths"]]
+            params = [SamplingParams(**start["params"], **n, **m) for n, m in zip(lengths, more)]
             t = time.perf_counter()
             out = llm.generate([{"prompt_token_ids": p} for p in batch["prompts"]], params, use_tqdm=False)
             times[name].append((sum(len(o.outputs[0].token_ids) for o in out), time.perf_counter() - t))
@@ -55,8 +59,10 @@ def config(model: Path, args: argparse.Namespace) -> Any:
             "steps": 8,
             "max_staleness": 8,
             "model": str(model),
-            "dataset": {"path": "python://benchmarks.shapes:prompts", "options": {"length": PROMPT}},
-            "training": {"batch_size": args.groups * SAMPLES, "seq_len": PROMPT + args.tokens, "dtype": args.dtype},
+            "dataset": {"path": "python://benchmarks.shapes:prompts", "options": {"length": args.prompt}},
+            "training": {
+                "batch_size": args.groups * SAMPLES, "seq_len": args.prompt + args.tokens, "dtype": args.dtype,
+            },
             "grpo": {"n_samples": SAMPLES, "beta": 0.0},
             "rollout": {"max_new_tokens": args.tokens},
             "rewards": {"functions": [{"path": "benchmarks.shapes:coin"}]},
@@ -82,6 +88,7 @@ def ours(folder: Path, model: Path, args: argparse.Namespace) -> tuple[list[tupl
     store = open_store(str(folder / "store"))
     ctx = RunContext(store, create_run(store, config(model, args)))
     initialise(ctx)
+    ctx._generator = Shaped(ctx.generator(0), args.length, serial=False)
     shards, times, batches = shard_count(ctx.config), [], []
     with ThreadPoolExecutor(shards) as pool:
         for batch in range(args.batches + 1):
@@ -96,6 +103,7 @@ def ours(folder: Path, model: Path, args: argparse.Namespace) -> tuple[list[tupl
                 {
                     "prompts": [g["prompt_ids"] for g in plan["groups"] for _ in g["seeds"]],
                     "seeds": [s % 2**31 for g in plan["groups"] for s in g["seeds"]],
+                    "lengths": [args.length(s) for g in plan["groups"] for s in g["seeds"]],
                 }
             )
     difference = logprob_difference(ctx, done[0].prefix, model, args)
@@ -110,6 +118,7 @@ def ours(folder: Path, model: Path, args: argparse.Namespace) -> tuple[list[tupl
         "environment": {name: value for name, value in environment.items() if value is not None},
         "logprob_difference": difference,
     }
+    ctx._generator = generator._engine  # type: ignore[attr-defined]
     ctx.close()
     return times, found
 
@@ -122,7 +131,8 @@ def logprob_difference(ctx: Any, prefix: str, model: Path, args: argparse.Namesp
     from forge_core.runs.episodes import read_episodes
 
     episodes = read_episodes(ctx.store, prefix)
-    assert all(len(e.response_ids) == len(e.response_logprobs) == args.tokens for e in episodes)
+    assert all(0 < len(e.response_ids) == len(e.response_logprobs) <= args.tokens for e in episodes)
+    assert args.mean or all(len(e.response_ids) == args.tokens for e in episodes)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(device)
     differences = []
@@ -137,7 +147,7 @@ def logprob_difference(ctx: Any, prefix: str, model: Path, args: argparse.Namesp
 
 def raw(folder: Path, found: dict[str, Any], args: argparse.Namespace) -> dict[str, list[tuple[int, float]]]:
     variants: dict[str, dict] = {"with_logprobs_and_seeds": {"logprobs": 0}, "plain": {}}
-    params = {"max_tokens": args.tokens, "ignore_eos": True, "temperature": 1.0, "detokenize": False}
+    params = {"ignore_eos": True, "temperature": 1.0, "detokenize": False}
     environment = found.pop("environment")
     start = {"engine_args": found["engine_args"], "variants": variants, "batches": found["batches"], "params": params}
     (folder / "raw.json").write_text(json.dumps(start))
@@ -145,6 +155,10 @@ def raw(folder: Path, found: dict[str, Any], args: argparse.Namespace) -> dict[s
     command = [sys.executable, folder / "raw.py", folder / "raw.json", folder / "times.json"]
     subprocess.run(command, check=True, env=environment)
     return json.loads((folder / "times.json").read_text())
+
+
+def drawn(seed: int, mean: int, most: int) -> int:
+    return max(1, min(round(random.Random(seed).expovariate(1 / mean)), most))
 
 
 def speed(times: list[tuple[int, float]]) -> float:
@@ -157,11 +171,16 @@ def main() -> None:
     parser.add_argument("--shape", default="0.6B")
     parser.add_argument("--groups", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
+    parser.add_argument(
+        "--mean", type=int, default=0, help="of lengths drawn in advance (exponential); 0: all --tokens"
+    )
     parser.add_argument("--batches", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--engine-args", default="{}")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     args = parser.parse_args()
+    args.length = lambda seed: drawn(seed, args.mean, args.tokens) if args.mean else args.tokens
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
         model = random_model(folder / "model", args.shape, positions=4096, dtype=args.dtype)
@@ -169,7 +188,7 @@ def main() -> None:
         result = {
             "benchmark": "generator_gpu",
             **provenance(),
-            "settings": {k: str(v) for k, v in vars(args).items()},
+            "settings": {k: str(v) for k, v in vars(args).items() if k != "length"},
             "goal": {"ours_over_raw_at_least": 0.97},
             "logprob_difference": found["logprob_difference"],
             "tokens_per_second": {"ours": round(speed(times))},

@@ -34,12 +34,13 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def write(name: str, result: dict[str, Any]) -> Path:
-    """Write ``benchmarks/results/<name>.json`` (or below ``$OUT``) and print it."""
+def write(name: str, result: dict[str, Any], *, quiet: bool = False) -> Path:
+    """Write ``benchmarks/results/<name>.json`` (or below ``$OUT``) and print it, unless ``quiet``."""
     folder = Path(os.environ.get("OUT", RESULTS))
     path = folder / f"{name}.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
+    if not quiet:
+        print(json.dumps(result, indent=2))
     return path
 
 

@@ -14,11 +14,15 @@ import torch
 CHARACTERS = "0123456789+-*/=?.,: abcdefghijklmnopqrstuvwxyz"
 QWEN3 = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512},
+    "135M": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152},
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "vocab_size": 151936},
     "1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "vocab_size": 151936},
 }
 HEADS = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
-FEW_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+FEW_HEADS = {
+    "tiny": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
+    "135M": {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64},
+}
 
 
 def random_model(folder: Path, shape: str, *, positions: int = 40960, dtype: str = "bfloat16") -> Path:
@@ -32,7 +36,7 @@ def random_model(folder: Path, shape: str, *, positions: int = 40960, dtype: str
     if (folder / "ready").exists():
         return folder
     create(ScratchModel(vocabulary=CHARACTERS, max_position_embeddings=positions), 0, folder)  # for its tokenizer
-    heads = FEW_HEADS if shape == "tiny" else HEADS
+    heads = FEW_HEADS.get(shape, HEADS)
     config = Qwen3Config(
         **QWEN3[shape], **heads, max_position_embeddings=positions, tie_word_embeddings=True, dtype=dtype,
         architectures=["Qwen3ForCausalLM"], eos_token_id=1, pad_token_id=0, bos_token_id=None,
