@@ -61,6 +61,7 @@ def trainer(run_id: str, store: str, name: str | None = None) -> Any:
         role.open()
         role.context.evaluate = evaluated_elsewhere
         initialise(role.run)
+        role.context.load_trainer(role.context.ledger.head())
         for step in role.work(role.frontier.step):
             role.start(step, train.submit(role.run, step.batch, [], [], [], []))
             role.check_sole(step.batch)

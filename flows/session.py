@@ -188,6 +188,7 @@ class Session:
         self._alarms.watch_silence()
         if self._context.samples:
             self._context.rollouts.begin(len(entries))
+            self._context.load_trainer(len(entries))
         return len(entries)
 
     def _committed(self, entry: dict[str, Any]) -> None:

@@ -120,6 +120,7 @@ class RunContext:
         self._lock = threading.RLock()  # of plans
         self._generator: Generator | None = None
         self._generator_lock = threading.Lock()  # loading, or moving to a version
+        self._trainer_after_engine: int | None = None  # the version that it is loaded at then
 
     # Data ---------------------------------------------------------------------------------------------------------
 
@@ -295,6 +296,7 @@ class RunContext:
                 self.forget_generator()
             if self._generator is None:
                 self._generator = build_generator(self, version)
+                self._engine_loaded()
             if self._generator.get_version() < version:
                 with trace("generator_perf/update_weights"):
                     self._generator.update_weights(version)
@@ -327,6 +329,23 @@ class RunContext:
     @once
     def trainer(self) -> TrainerSession:
         return TrainerSession(self)
+
+    def load_trainer(self, version: int) -> None:
+        """Begin to load the trainer, at ``version``, while the first batch is sampled, where that is others' work. On a
+        GPU that both use the engine comes first: it measures the free memory while it is loaded. (Where they take turns
+        the trainer is loaded when it has its first.)"""
+        beside = self.role == "trainer" or self.config.generator.backend == "vllm"
+        if version >= self.config.steps or not beside:
+            return
+        if self.role == "trainer" or not self.placement.shared:
+            self.trainer.begin(version)
+        elif not takes_turns(self):
+            self._trainer_after_engine = version
+
+    def _engine_loaded(self) -> None:
+        if self._trainer_after_engine is not None:
+            self.trainer.begin(self._trainer_after_engine)
+            self._trainer_after_engine = None
 
     def close(self) -> None:
         """End the engines of this process, and what it still does in the background."""

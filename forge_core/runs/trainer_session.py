@@ -13,6 +13,8 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
+import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from forge_core.runs.context import RunContext
 
 T = TypeVar("T")
+log = logging.getLogger("forge")
 
 
 class DriftError(RuntimeError):
@@ -74,6 +77,17 @@ class TrainerSession:
     def prepare(self, version: int) -> None:
         """Load the trainer and bring it to ``version``."""
         self._call(self._at, version)
+
+    def begin(self, version: int) -> None:
+        """Begin to load the trainer, at ``version``, unless it is loaded. Whoever needs it waits for that, and meets
+        again what went wrong with it."""
+        threading.Thread(target=self._begin, args=(version,), name="trainer-loading", daemon=True).start()
+
+    def _begin(self, version: int) -> None:
+        try:
+            self._call(lambda: None if self._trainer else self._at(version))
+        except Exception as error:
+            log.debug("the trainer could not be loaded ahead of its first step: %s", error)
 
     def learn(self, data: Step) -> Outcome:
         """The optimizer steps of one batch, on state ``data.batch``."""

@@ -1,0 +1,115 @@
+"""The trainer is loaded while the first batch is sampled: where that is right, and without a trace in the run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from forge_core.models.errors import ModelError
+from forge_core.runs import context, trainer_session
+from forge_core.runs.context import RunContext
+from forge_core.runs.initialise import initialise
+from forge_core.runs.record import create_run
+from forge_core.runs.training import train_batch
+from forge_core.store import open_store
+from tests.runs.harness import advance, decided, make_batch, memory, new_run, opened, tiny
+
+VLLM = ("generator.backend=vllm", "max_staleness=1")
+
+
+class Begun:
+    """Stands for the trainer's session: which versions it was asked to load."""
+
+    def __init__(self) -> None:
+        self.versions: list[int] = []
+
+    def begin(self, version: int) -> None:
+        self.versions.append(version)
+
+    def close(self) -> None:
+        pass
+
+
+def run(*overrides: str, role: str | None = None, shared: bool = False) -> tuple[RunContext, list[int]]:
+    store = open_store(memory())
+    ctx = opened(RunContext(store, create_run(store, tiny(*overrides)), role=role))
+    begun = ctx.__dict__["trainer"] = Begun()
+    ctx.__dict__["placement"] = dataclasses.replace(ctx.placement, shared=shared)
+    return ctx, begun.versions
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("overrides", "role", "shared", "versions"),
+    [
+        (VLLM, None, False, [2]),
+        ((), None, False, []),  # the embedded generator works in this process
+        ((), "trainer", False, [2]),
+        (("generator.backend=vllm",), None, True, []),  # they take turns
+        ((*VLLM, "generator.sharing=split"), None, True, []),  # the engine comes first
+        ((*VLLM, "steps=2"), None, False, []),  # there is nothing left to train
+    ],
+)
+def test_where_the_trainer_is_loaded_ahead(
+    overrides: tuple[str, ...], role: str | None, shared: bool, versions: list[int]
+) -> None:
+    ctx, begun = run(*overrides, role=role, shared=shared)
+    ctx.load_trainer(2)
+    assert begun == versions
+
+
+@pytest.mark.fast
+def test_on_a_gpu_of_both_it_is_loaded_once_the_engine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx, begun = run(*VLLM, "generator.sharing=split", shared=True)
+
+    class Engine:
+        def get_version(self) -> int:
+            return 0
+
+        def shutdown(self) -> None:
+            pass
+
+    before: list[list[int]] = []
+
+    def build(*_: Any) -> Engine:
+        before.append([*begun])
+        return Engine()
+
+    monkeypatch.setattr(context, "build_generator", build)
+    ctx.load_trainer(0)
+    ctx.generator(0)
+    assert (before, begun) == ([[]], [0])
+    ctx.forget_generator()
+    ctx.generator(0)
+    assert begun == [0], "an engine that is loaded again changes nothing"
+
+
+@pytest.mark.engine
+def test_a_trainer_that_was_begun_takes_the_same_steps() -> None:
+    expected = advance(new_run(memory()), 2)
+    ahead = new_run(memory())
+    initialise(ahead)
+    ahead.trainer.begin(0)
+    advance(ahead, 1)
+    ahead.trainer.begin(0)  # too late: it stays where it is
+    advance(ahead, 2)
+    assert decided(ahead) == decided(expected)
+
+
+@pytest.mark.engine
+def test_what_went_wrong_ahead_is_met_again_by_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = new_run(memory())
+    initialise(ctx)
+    make_batch(ctx, 0)
+
+    def broken(*_: Any) -> None:
+        raise ModelError("not a model")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer_session, "build_trainer", broken)
+        ctx.trainer.begin(0)
+        with pytest.raises(ModelError, match="not a model"):
+            train_batch(ctx, 0)
+    assert train_batch(ctx, 0)["version_out"] == 1
