@@ -22,7 +22,10 @@ class OptimizerSection(Section):
     eps: float = Field(1e-8, gt=0, description="AdamW epsilon.")
     max_norm: float = Field(1.0, gt=0, description="Gradient clipping: largest total L2 norm.")
     token_budget: int | None = Field(
-        None, ge=1, description="Tokens of one packed micro-batch. Left out: the larger of seq_len and 16384."
+        None,
+        ge=1,
+        description="Tokens of one packed micro-batch. Left out: the larger of seq_len and 16384. A GPU computes it "
+        "whole, however few tokens a step has.",
     )
     dtype: Dtype = Field("float32", description="Compute type; master weights are float32.")
     threads: int | None = Field(None, ge=1, description="CPU threads of the trainer. Left out: its share of the cores.")
