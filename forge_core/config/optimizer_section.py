@@ -24,8 +24,8 @@ class OptimizerSection(Section):
     token_budget: int | None = Field(
         None,
         ge=1,
-        description="Tokens of one packed micro-batch. Left out: the larger of seq_len and 16384. A GPU computes it "
-        "whole, however few tokens a step has.",
+        description="Tokens of one packed micro-batch. Left out: the larger of seq_len and 16384. A GPU computes all "
+        "of it, or a half, a quarter or an eighth of it where that holds a whole step.",
     )
     dtype: Dtype = Field("float32", description="Compute type; master weights are float32.")
     threads: int | None = Field(None, ge=1, description="CPU threads of the trainer. Left out: its share of the cores.")

@@ -19,7 +19,7 @@ from forge_core.devices import work_on
 from forge_core.stop import StopToken
 from forge_core.training import hf_io, policy
 from forge_core.training.architecture import read_architecture
-from forge_core.training.packing import PAD_ID, Sample, few_shapes, pack, round_up
+from forge_core.training.packing import PAD_ID, Sample, pack, round_up, sizes_for
 
 
 class ReferenceModel:
@@ -70,8 +70,8 @@ class ReferenceModel:
         results: list[list[float]] = [[] for _ in samples]
         counted = [index for index, (_, response) in enumerate(samples) if response]
         documents = [_sample(index, *samples[index]) for index in counted]
-        fixed = few_shapes(self.device, self.compile)
-        batches = pack(documents, self.token_budget, PAD_ID, self.seq_len, fixed=fixed)
+        sizes = sizes_for(self.device, self.compile)
+        batches = pack(documents, self.token_budget, PAD_ID, self.seq_len, sizes=sizes)
         found = policy.document_logprobs(
             lambda batch: policy.logprobs(self._model, batch, temperature)[0],
             batches,

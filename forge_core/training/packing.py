@@ -7,14 +7,15 @@ Guarantees:
   bits where the budget allows, so a run meets few shapes and pads by at most an eighth in each direction.
 - A document of n tokens makes n - 1 predictions, so it occupies n - 1 positions: its last token is only a target.
 
-Layout for any shape (``fixed=False``). Documents are taken longest first (ties in order). The longest one left decides
+Layout for any shape (``sizes=0``). Documents are taken longest first (ties in order). The longest one left decides
 the row length; the following ones fill its rows, several to a row where they fit. A micro-batch is closed early when
 the next document is shorter than a quarter of the row, because dense attention costs ``row_len`` per token: 512
 documents of 14 tokens become one ``[512, 13]`` batch and not rows of thousands of tokens under an O(L^2) mask.
 
-Layout for compiled code and GPU kernels (``fixed=True``), which want few shapes: every micro-batch has one of two. One
-document a row of ``seq_len`` positions where that takes no more micro-batches (it needs no mask); else all documents in
-one row of ``token_budget`` positions, each document in the first micro-batch that has room, longest first.
+Layout for compiled code and GPU kernels (``sizes`` above 0), which want few shapes. One document a row of ``seq_len``
+positions where that takes no more micro-batches (it needs no mask); else all documents in one row of ``token_budget``
+positions, each document in the first micro-batch that has room, longest first. What fits in a half of the budget, a
+quarter and so on, ``sizes`` of them, is one micro-batch of that size: padding is computed like tokens.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from forge_core.data_model import TextTrainBatch
 
 PAD_ID = 0  # what callers pad with; any token will do, since padding is masked everywhere
 _SIGNIFICANT_BITS = 4
+GPU_SIZES = 4
 _SHORTEST_SHARE_OF_ROW = 4  # documents below row_len / 4 start a micro-batch of their own
 _INPUTS, _TARGETS = slice(None, -1), slice(1, None)
 LOGPROBS = ("generator_logprobs", "ref_logprobs", "proximal_logprobs")
@@ -63,7 +65,7 @@ class Layout:
 
 
 def pack(
-    samples: Sequence[Sample], token_budget: int, pad_id: int, seq_len: int, *, fixed: bool = False
+    samples: Sequence[Sample], token_budget: int, pad_id: int, seq_len: int, *, sizes: int = 0
 ) -> list[TextTrainBatch]:
     """Micro-batches of at most ``token_budget`` positions that hold every sample once.
 
@@ -71,17 +73,17 @@ def pack(
     the budget, shorter than two tokens, has lists of different lengths, or when only some have log-probabilities.
     """
     check(samples, token_budget, seq_len)
-    layouts = lay_out(samples, range(len(samples)), token_budget, seq_len, fixed=fixed)
+    layouts = lay_out(samples, range(len(samples)), token_budget, seq_len, sizes=sizes)
     return [build(samples, layout, pad_id) for layout in layouts]
 
 
 def lay_out(
-    samples: Sequence[Sample], members: Iterable[int], token_budget: int, seq_len: int, *, fixed: bool
+    samples: Sequence[Sample], members: Iterable[int], token_budget: int, seq_len: int, *, sizes: int
 ) -> list[Layout]:
     """The micro-batches of the documents ``members`` (indices into ``samples``)."""
     waiting = sorted(members, key=lambda i: -len(samples[i].tokens))  # stable: ties stay in order
-    if fixed:
-        return _fixed_layouts(samples, waiting, token_budget, seq_len)
+    if sizes:
+        return _fixed_layouts(samples, waiting, _size(samples, waiting, token_budget, seq_len, sizes), seq_len)
     layouts = []
     while waiting:
         row_len, rows, waiting = _fill(samples, waiting, token_budget)
@@ -94,9 +96,12 @@ def empty_layout(like: Layout | None) -> Layout:
     return Layout([], 1, 1) if like is None else Layout([], like.row_len, like.height)
 
 
-def few_shapes(device: torch.device, compiled: bool) -> bool:
-    """Whether code is compiled for a shape, so that documents are best packed with ``fixed=True``."""
-    return compiled or device.type == "cuda"
+def sizes_for(device: torch.device, compiled: bool) -> int:
+    """How many sizes micro-batches may have: any (0) where no code is made for one; else few. Where the whole model is
+    compiled, which takes a minute for each, one."""
+    if compiled:
+        return 1
+    return GPU_SIZES if device.type == "cuda" else 0
 
 
 def round_up(n: int) -> int:
@@ -134,6 +139,16 @@ def _fill(samples: Sequence[Sample], waiting: list[int], budget: int) -> tuple[i
         rows[-1].append(index)
         free -= length
     return row_len, rows, []
+
+
+def _size(samples: Sequence[Sample], waiting: list[int], budget: int, seq_len: int, sizes: int) -> int:
+    """The smallest of ``budget``, its half and so on that holds all documents, and any document; else ``budget``."""
+    total = sum(_positions(samples[index]) for index in waiting)
+    for _ in range(sizes - 1):
+        if budget // 2 < max(total, seq_len):
+            break
+        budget //= 2
+    return budget
 
 
 def _fixed_layouts(samples: Sequence[Sample], waiting: list[int], budget: int, seq_len: int) -> list[Layout]:

@@ -17,25 +17,25 @@ from forge_core.training.packing import Layout, Sample, build, check, empty_layo
 
 
 def share(
-    samples: Sequence[Sample], token_budget: int, pad_id: int, seq_len: int, dp: int, *, fixed: bool = False
+    samples: Sequence[Sample], token_budget: int, pad_id: int, seq_len: int, dp: int, *, sizes: int = 0
 ) -> list[list[TextTrainBatch]]:
     """Per data-parallel rank its micro-batches; ``document_ids`` are indices into the whole of ``samples``.
 
     Raises ValueError as ``packing.pack``.
     """
-    ranks = layouts(samples, token_budget, seq_len, dp, fixed=fixed)
+    ranks = layouts(samples, token_budget, seq_len, dp, sizes=sizes)
     return [[build(samples, layout, pad_id) for layout in own] for own in ranks]
 
 
 def layouts(
-    samples: Sequence[Sample], token_budget: int, seq_len: int, dp: int, *, fixed: bool = False
+    samples: Sequence[Sample], token_budget: int, seq_len: int, dp: int, *, sizes: int = 0
 ) -> list[list[Layout]]:
     """What ``share`` builds: a caller may build one micro-batch while the device works on the one before."""
     check(samples, token_budget, seq_len)
-    found = [lay_out(samples, own, token_budget, seq_len, fixed=fixed) for own in _members(samples, dp)]
+    found = [lay_out(samples, own, token_budget, seq_len, sizes=sizes) for own in _members(samples, dp)]
     count = max(len(own) for own in found)
-    like = next((layout for own in found for layout in own), None) if fixed else None
-    return [own + [empty_layout(own[0] if own and fixed else like)] * (count - len(own)) for own in found]
+    like = next((layout for own in found for layout in own), None) if sizes else None
+    return [own + [empty_layout(own[0] if own and sizes else like)] * (count - len(own)) for own in found]
 
 
 def _members(samples: Sequence[Sample], dp: int) -> list[list[int]]:

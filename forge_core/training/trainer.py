@@ -41,7 +41,7 @@ from forge_core.training.masters import Masters
 from forge_core.training.micro_loss import Loss, micro_loss
 from forge_core.training.optimizer import ShardedAdamW, learning_rate
 from forge_core.training.packed_rows import PackedRows
-from forge_core.training.packing import PAD_ID, Sample, build, documents, few_shapes
+from forge_core.training.packing import PAD_ID, Sample, build, documents, sizes_for
 from forge_core.training.pipeline import FLUSH
 from forge_core.training.policy import Prepared
 from forge_core.training.published_probe import write_probe
@@ -212,10 +212,10 @@ class TitanTrainer:
 
     def _own_batches(self, samples: Samples) -> Iterable[TextTrainBatch]:
         """This rank's micro-batches, built as they are asked for."""
-        s, fixed = self.settings, few_shapes(self.device, self.settings.compile)
+        s, sizes = self.settings, sizes_for(self.device, self.settings.compile)
         if isinstance(samples, PackedRows):
             return samples.micro_batches(self._mesh.data_rank, s.data_parallel, s.token_budget)
-        ranks = sharing.layouts(samples, s.token_budget, s.seq_len, s.data_parallel, fixed=fixed)
+        ranks = sharing.layouts(samples, s.token_budget, s.seq_len, s.data_parallel, sizes=sizes)
         return (build(samples, layout, PAD_ID) for layout in ranks[self._mesh.data_rank])
 
     def optim_step(self) -> OptimStepResult:

@@ -31,7 +31,7 @@ def test_it_uses_few_shapes_and_its_memory_is_free_afterwards(monkeypatch: pytes
         shapes.add(tuple(prepared.batch.input_ids.shape))
         return loss(model, prepared, *args)
 
-    monkeypatch.setattr(trainer, "few_shapes", lambda device, compiled: True)
+    monkeypatch.setattr(trainer, "sizes_for", lambda device, compiled: 1)
     monkeypatch.setattr(trainer.TitanTrainer, "setup", noted_setup)
     monkeypatch.setattr(trainer, "micro_loss", noted_loss)
     monkeypatch.setattr(initialise, "free_cached_memory", lambda: freed.extend(model() for model in models))

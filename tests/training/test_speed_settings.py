@@ -64,7 +64,7 @@ def test_the_padding_that_float8_needs_changes_no_result(monkeypatch: pytest.Mon
 
 def test_few_shapes_give_the_same_log_probabilities_as_any_shapes() -> None:
     trainer, given = trainer_of(saved("qwen3-tied")[0]), samples(9, 60, seed=1)
-    few = pack(given, 128, PAD_ID, 64, fixed=True)
+    few = pack(given, 128, PAD_ID, 64, sizes=1)
     assert {tuple(batch.input_ids.shape) for batch in few} == {(1, 128)}
     alone = few[-1].document_ids
     assert alone is not None
@@ -76,7 +76,7 @@ def test_few_shapes_give_the_same_log_probabilities_as_any_shapes() -> None:
 def test_flex_attention_sees_what_the_dense_mask_shows() -> None:
     reference = ReferenceModel(saved("qwen3-tied")[0], token_budget=256, seq_len=64, compile=True)
     reference.setup()
-    batches = pack(samples(30), 256, PAD_ID, 64, fixed=True)
+    batches = pack(samples(30), 256, PAD_ID, 64, sizes=1)
     assert len(batches) > 1
     for batch in batches:
         dense = policy.prepare(batch, torch.device("cpu"), torch.float32, 64)
