@@ -90,10 +90,10 @@ class Counted:
         return self._counting(name, value) if name in VERBS else value
 
     def _counting(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any) -> Any:
+        def counted(*args: Any, **options: Any) -> Any:
             path, result = args[0] if args else "", None
             try:
-                result = call(*args)
+                result = call(*args, **options)
                 return result
             finally:
                 lost = name == "create" and result is False
