@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from forge_core.data_model import METRICS, from_parquet
 from forge_core.runs.episodes import read_episodes
+from forge_core.store import layout
 from tests.runs.harness import advance, new_run
 
 pytestmark = pytest.mark.engine
+PHASES = ("pause", "load", "resume", "probe")
 SETTINGS = [
     "generator.backend=vllm",
     "rollout.version=newest",
@@ -33,3 +36,7 @@ def test_a_run_on_vllm_trains_on_what_it_samples(tmp_path) -> None:
             episodes = read_episodes(ctx.store, prefix)
             assert {e.policy_version for e in episodes} == {entry["batch"]}
             assert all(len(e.response_ids) == len(e.response_logprobs) > 0 for e in episodes)
+    ctx.metric_log.close()
+    table = ctx.store.read(layout.metrics(ctx.run_id, 2))
+    seconds = {row["key"]: row["value"] for row in from_parquet(table, METRICS, "metrics") if row["source"] is None}
+    assert all(seconds[f"generator_perf/update_weights/{phase}_duration_avg_s"] >= 0 for phase in PHASES)
