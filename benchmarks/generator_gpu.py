@@ -88,7 +88,7 @@ def ours(folder: Path, model: Path, args: argparse.Namespace) -> tuple[list[tupl
     store = open_store(str(folder / "store"))
     ctx = RunContext(store, create_run(store, config(model, args)))
     initialise(ctx)
-    ctx._generator = Shaped(ctx.generator(0), args.length, serial=False)
+    ctx._generator = Shaped(ctx.generator(0), lambda seed: length(args, seed), serial=False)
     shards, times, batches = shard_count(ctx.config), [], []
     with ThreadPoolExecutor(shards) as pool:
         for batch in range(args.batches + 1):
@@ -103,7 +103,7 @@ def ours(folder: Path, model: Path, args: argparse.Namespace) -> tuple[list[tupl
                 {
                     "prompts": [g["prompt_ids"] for g in plan["groups"] for _ in g["seeds"]],
                     "seeds": [s % 2**31 for g in plan["groups"] for s in g["seeds"]],
-                    "lengths": [args.length(s) for g in plan["groups"] for s in g["seeds"]],
+                    "lengths": [length(args, s) for g in plan["groups"] for s in g["seeds"]],
                 }
             )
     difference = logprob_difference(ctx, done[0].prefix, model, args)
@@ -157,8 +157,11 @@ def raw(folder: Path, found: dict[str, Any], args: argparse.Namespace) -> dict[s
     return json.loads((folder / "times.json").read_text())
 
 
-def drawn(seed: int, mean: int, most: int) -> int:
-    return max(1, min(round(random.Random(seed).expovariate(1 / mean)), most))
+def length(args: argparse.Namespace, seed: int) -> int:
+    """Tokens of the response to the request with ``seed``."""
+    if not args.mean:
+        return args.tokens
+    return max(1, min(round(random.Random(seed).expovariate(1 / args.mean)), args.tokens))
 
 
 def speed(times: list[tuple[int, float]]) -> float:
@@ -180,7 +183,6 @@ def main() -> None:
     parser.add_argument("--engine-args", default="{}")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     args = parser.parse_args()
-    args.length = lambda seed: drawn(seed, args.mean, args.tokens) if args.mean else args.tokens
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
         model = random_model(folder / "model", args.shape, positions=4096, dtype=args.dtype)
@@ -188,7 +190,7 @@ def main() -> None:
         result = {
             "benchmark": "generator_gpu",
             **provenance(),
-            "settings": {k: str(v) for k, v in vars(args).items() if k != "length"},
+            "settings": {k: str(v) for k, v in vars(args).items()},
             "goal": {"ours_over_raw_at_least": 0.97},
             "logprob_difference": found["logprob_difference"],
             "tokens_per_second": {"ours": round(speed(times))},

@@ -36,13 +36,13 @@ from benchmarks.machine import RESULTS, provenance, write
 from forge_core.algorithms.losses.grpo import GRPOLoss
 from forge_core.algorithms.ops import Totals
 from forge_core.reference.model import ReferenceModel
+from forge_core.runs.gpu_speed import peak_flops
 from forge_core.training import logprob_kernels
 from forge_core.training.architecture import Architecture, read_architecture
 from forge_core.training.packing import Sample
 from forge_core.training.settings import TrainerSettings
 from forge_core.training.trainer import TitanTrainer
 
-PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # dense bfloat16, operations a second
 SHAPES: dict[str, dict[str, Any]] = {
     "0.6b": {"vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28}
     | {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
@@ -250,8 +250,7 @@ def rates(found: dict[str, float], arch: Architecture, samples: list[Sample], de
     weights = arch.vocab_size * arch.dim + arch.n_layers * per_layer
     attention = 6 * arch.n_layers * arch.n_heads * arch.head_dim * sum(n * n for n in lengths)
     rate = sum(lengths) / found["step_s"]
-    name = torch.cuda.get_device_name() if device.type == "cuda" else ""
-    peak = next((value for card, value in PEAK.items() if card in name), None)
+    peak = peak_flops(str(device))
     done = {**found, "tokens_per_s": round(rate)}
     if peak:
         done["mfu"] = round((6 * weights * sum(lengths) + attention) / found["step_s"] / peak, 4)

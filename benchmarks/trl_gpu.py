@@ -45,7 +45,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
-    import torch
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -73,7 +72,7 @@ def main() -> None:
     trainer.train()
     gaps = [b["seconds"] - a["seconds"] for a, b in pairwise(steps)]
     settings = {k: str(v) for k, v in vars(args).items()}
-    found = {"gpu": torch.cuda.get_device_name(0), "median_step_s": round(median(gaps), 4), "steps": steps}
+    found = {"median_step_s": round(median(gaps), 4), "steps": steps}
     write("trl_gpu", {"benchmark": "trl_gpu", **provenance(), "settings": settings, **found})
 
 

@@ -26,7 +26,8 @@ class InPlace:
         """Serve the weights of the model folder ``folder`` from now on."""
         runner: Any = self.model_runner  # type: ignore[attr-defined]
         model = runner.get_model()
-        if next(model.parameters()).device.type != "cuda" or not serves_files(model):
+        device = next(model.parameters()).device
+        if device.type != "cuda" or not serves_files(model):
             runner.reload_weights(weights_path=folder)
             return
         import torch
@@ -36,7 +37,7 @@ class InPlace:
         loader: Any = get_model_loader(runner.load_config)
         with torch.no_grad():
             model.load_weights(loader.get_all_weights(runner.model_config, model))
-        torch.cuda.current_stream(next(model.parameters()).device).synchronize()
+        torch.cuda.current_stream(device).synchronize()
 
 
 def serves_files(model: Any) -> bool:

@@ -337,7 +337,7 @@ class RunContext:
         beside = self.role == "trainer" or self.config.generator.backend == "vllm"
         if version >= self.config.steps or not beside:
             return
-        if self.role == "trainer" or not self.placement.shared:
+        if not self.placement.shared:
             self.trainer.begin(version)
         elif not takes_turns(self):
             self._trainer_after_engine = version

@@ -64,11 +64,7 @@ class LocalBackend:
     def download(self, path: str, target: Path) -> None:
         """A hard link where it is possible: it takes no space, and outlives the deletion of the object."""
         with self._reading(path):
-            try:
-                os.link(self._at(path), target)
-            except OSError as error:
-                if error.errno not in _NO_LINK:
-                    raise
+            if not _linked(self._at(path), target):
                 shutil.copyfile(self._at(path), target)
 
     def exists(self, path: str) -> bool:
@@ -205,11 +201,7 @@ def _write(data: bytes | Path, target: Path) -> None:
 
 def _taken(source: Path, target: Path) -> bool:
     """Whether ``target`` could be made a link to the file ``source``, which is synced and read-only from here on."""
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in _NO_LINK:
-            raise
+    if not _linked(source, target):
         return False
     target.chmod(0o444)
     with target.open("rb") as file:
@@ -217,7 +209,19 @@ def _taken(source: Path, target: Path) -> bool:
     return True
 
 
+def _linked(source: Path, target: Path) -> bool:
+    """Whether ``target`` is a new hard link to ``source``; False where there can be none."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        return False
+    return True
+
+
 def _link(source: Path, target: Path) -> bool:
+    """Whether ``target`` was free for a link to ``source``."""
     try:
         os.link(source, target)
     except FileExistsError:

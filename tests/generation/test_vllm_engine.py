@@ -11,6 +11,7 @@ import pytest
 
 from forge_core.generation import vllm_engine
 from forge_core.generation.vllm_engine import EngineHost
+from forge_core.generation.vllm_in_place import EXTENSION
 
 Sent = list[tuple[str, Any]]
 
@@ -108,6 +109,26 @@ def test_a_question_that_fails_is_answered_and_the_engine_goes_on(kind: str) -> 
     assert (number, list(answer)) == (7, ["refused"])
     assert [body["id"] for name, body in sent if name == "done"] == ["good"]
     assert not ended
+
+
+@pytest.mark.parametrize(
+    ("extension", "call"),
+    [(EXTENSION, ("load_in_place", {"folder": "/w"})), ("mine.Worker", ("reload_weights", {"weights_path": "/w"}))],
+)
+def test_workers_with_an_extension_of_the_users_reload(extension: str, call: tuple[str, dict[str, str]]) -> None:
+    made = []
+
+    async def rpc(method: str, kwargs: dict[str, str]) -> None:
+        made.append((method, kwargs))
+
+    parallel = SimpleNamespace(worker_extension_cls=extension)
+    engine = SimpleNamespace(vllm_config=SimpleNamespace(parallel_config=parallel), collective_rpc=rpc)
+
+    async def load() -> None:
+        await EngineHost(engine, SimpleNamespace(), 0, "float32")._load("/w")  # type: ignore[arg-type]
+
+    asyncio.run(load())
+    assert made == [call]
 
 
 def test_a_change_that_fails_ends_the_engine() -> None:

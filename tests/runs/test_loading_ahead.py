@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from flows import roles
 from forge_core.models.errors import ModelError
 from forge_core.runs import context, trainer_session
 from forge_core.runs.context import RunContext
@@ -61,8 +64,11 @@ def test_where_the_trainer_is_loaded_ahead(
 
 
 @pytest.mark.fast
-def test_on_a_gpu_of_both_it_is_loaded_once_the_engine_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    ctx, begun = run(*VLLM, "generator.sharing=split", shared=True)
+@pytest.mark.parametrize(("sharing", "versions"), [("split", [0]), ("sleep", [])])
+def test_on_a_gpu_of_both_it_is_loaded_once_the_engine_is(
+    sharing: str, versions: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx, begun = run(*VLLM, f"generator.sharing={sharing}", shared=True)
 
     class Engine:
         def get_version(self) -> int:
@@ -80,10 +86,26 @@ def test_on_a_gpu_of_both_it_is_loaded_once_the_engine_is(monkeypatch: pytest.Mo
     monkeypatch.setattr(context, "build_generator", build)
     ctx.load_trainer(0)
     ctx.generator(0)
-    assert (before, begun) == ([[]], [0])
+    assert (before, begun) == ([[]], versions)
     ctx.forget_generator()
     ctx.generator(0)
-    assert begun == [0], "an engine that is loaded again changes nothing"
+    assert begun == versions, "an engine that is loaded again changes nothing"
+
+
+@pytest.mark.fast
+def test_the_trainers_role_loads_before_it_waits_for_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[str] = []
+    run = SimpleNamespace(
+        ledger=SimpleNamespace(head=lambda: 3), load_trainer=lambda version: did.append(f"loads {version}")
+    )
+    role = SimpleNamespace(
+        open=lambda: did.append("opens"), context=run, run=None, outcome="done", frontier=SimpleNamespace(step=None),
+        work=lambda look: did.append("waits") or [],
+    )  # fmt: skip
+    monkeypatch.setattr(roles, "RoleSession", lambda *_: nullcontext(role))
+    monkeypatch.setattr(roles, "initialise", lambda run: did.append("initialises"))
+    assert roles.trainer.fn("run", "store") == "done"
+    assert did == ["opens", "initialises", "loads 3", "waits"]
 
 
 @pytest.mark.engine

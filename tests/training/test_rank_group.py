@@ -90,6 +90,19 @@ def group(tmp_path: Path) -> Iterator[RankGroup]:
     group.cleanup()
 
 
+def test_what_a_trainer_publishes_is_linked_into_a_store_on_its_disk(tmp_path: Path) -> None:
+    store, kept = open_store(str(tmp_path / "store")), tmp_path / "kept"
+    store.publish("model/", folder_files(saved("qwen3-tied")[0]), request="model")
+    trainer = StoredTrainer(store, "model/", TrainerSettings(**SETTINGS), adaptive_loss(), threads=1)
+    trainer.setup()
+    kept.mkdir()
+    files = trainer.upload_weights("weights/", kept)
+    assert store.folder is not None
+    assert {f.name for f in files} >= {"model.safetensors", "config.json", "probe.json"}
+    assert all(os.path.samefile(store.folder / f.key, kept / f.name) for f in files)
+    trainer.cleanup()
+
+
 def test_two_ranks_do_what_one_does_with_the_owners_loss(group: RankGroup, tmp_path: Path) -> None:
     store, loss = open_store(str(tmp_path / "store")), adaptive_loss()
     alone = StoredTrainer(store, "model/", TrainerSettings(**SETTINGS), loss, threads=1)
