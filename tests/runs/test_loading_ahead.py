@@ -109,14 +109,23 @@ def test_the_trainers_role_loads_before_it_waits_for_work(monkeypatch: pytest.Mo
 
 
 @pytest.mark.engine
-def test_a_trainer_that_was_begun_takes_the_same_steps() -> None:
+def test_a_trainer_that_was_begun_takes_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = advance(new_run(memory()), 2)
+    built: list[RunContext] = []
+    build = trainer_session.build_trainer
+
+    def counted(ctx: RunContext, *arguments: Any) -> Any:
+        built.append(ctx)
+        return build(ctx, *arguments)
+
+    monkeypatch.setattr(trainer_session, "build_trainer", counted)
     ahead = new_run(memory())
     initialise(ahead)
     ahead.trainer.begin(0)
     advance(ahead, 1)
-    ahead.trainer.begin(0)  # too late: it stays where it is
+    ahead.trainer._begin(0)  # too late: it stays where it is
     advance(ahead, 2)
+    assert built == [ahead]
     assert decided(ahead) == decided(expected)
 
 
