@@ -35,7 +35,7 @@ FORGE = [sys.executable, "-c", "import sys; from flows.cli import main; raise Sy
 RATES = """SELECT key, median(value) AS median FROM metrics WHERE value IS NOT NULL AND (key LIKE 'orchestration/%'
 OR key LIKE 'trainer/%' OR key LIKE 'generator%/%' OR key LIKE 'clip/%' OR key LIKE 'mismatch/%' OR key IN (
 'weights/bytes', 'main/continuous_rollouts/episodes_dropped/total')) GROUP BY key ORDER BY key"""
-SERIES = ("entropy", "grad_norm", "tokens/computed")
+SERIES = ("entropy", "grad_norm", "tokens/computed", "time/step", "time/train", "time/generate", "age/mean")
 LOOK_S = 3.0
 GOAL = {"held_out_at_least": 0.85, "seconds_to_0.6_at_most": 52.0, "median_step_s_at_most": 0.60, "minutes": 10}
 
@@ -134,6 +134,7 @@ def figures(entries: list[dict[str, Any]]) -> dict[str, Any]:
         "held_out": {str(v): round(r, 4) for v, r in sorted(held_out.items())},
         "seconds_at_step": [round(t, 2) for t in at],
         "reward": [round(r, 4) for r in rewards],
+        "trained": [e["episodes"]["trained"] for e in entries],
         **{name: [round(m.get(name, 0.0), 4) for m in metrics] for name in SERIES},
         "medians": {
             name: round(median(m[name] for m in metrics if name in m), 4)

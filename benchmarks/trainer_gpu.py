@@ -290,13 +290,13 @@ def measure(options: argparse.Namespace, folder: Path, out: Path) -> Iterator[di
         for name in options.settings.split(","):
             compiled, checkpointing = SETTINGS[name]
             for side in ("bare", "forge") if options.bare and device.type == "cuda" else ("forge",):
+                torch._dynamo.reset()  # two models in a process make code for all shapes of the second
                 step = _step_of(side, options, folder, arch, samples, compiled, checkpointing)
                 found = rates(timed(step, device, options.warmups, options.steps), arch, samples, device)
                 yield {"data": data, "setting": name, "side": side, **found}
                 with (out / "trainer_gpu_profiles.txt").open("a") as file:
                     file.write(profile(step, f"{data} {name} {side}"))
                 del step
-                torch._dynamo.reset()
                 gc.collect()
                 if device.type == "cuda":
                     torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from forge_core.algorithms.advantages import group_advantages, has_signal, whiten_sequences
 from forge_core.data_model import Episode
@@ -45,7 +45,7 @@ class Fate:
     loss_tokens: int
 
     def row(self) -> dict:
-        return asdict(self)
+        return dict(self.__dict__)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from forge_core.models.probe import check
 from forge_core.processes.channel import Channel
 
 LOOK_S = 0.2
+STAGED_S = 0.005  # between two looks at whether weights are staged
 READING = ("config", "score")
 
 
@@ -166,6 +167,9 @@ class EngineHost:
         """Swap to ``version``; the seconds of each phase."""
         times = {}
         started = time.monotonic()
+        await self._stage(folder)
+        times["stage"] = time.monotonic() - started
+        started = time.monotonic()
         self._gate.clear()
         while self._adding:
             await asyncio.sleep(0.001)
@@ -191,11 +195,23 @@ class EngineHost:
             self._report(result)
         return times
 
+    async def _stage(self, folder: str) -> None:
+        """Have the workers read the weights while the engine goes on."""
+        if not self._extended:
+            return
+        await self._engine.collective_rpc("stage", kwargs={"folder": folder})
+        while not all(await self._engine.collective_rpc("staged")):
+            await asyncio.sleep(STAGED_S)
+
     async def _load(self, folder: str) -> None:
         """In place, unless the workers have an extension of the user's."""
-        theirs = self._engine.vllm_config.parallel_config.worker_extension_cls != EXTENSION
-        method, name = ("reload_weights", "weights_path") if theirs else ("load_in_place", "folder")
+        method, name = ("load_in_place", "folder") if self._extended else ("reload_weights", "weights_path")
         await self._engine.collective_rpc(method, kwargs={name: folder})
+
+    @property
+    def _extended(self) -> bool:
+        """Whether the workers have Forge's extension, and not one of the user's."""
+        return self._engine.vllm_config.parallel_config.worker_extension_cls == EXTENSION
 
     async def _counted(self) -> None:
         """Wait until the tokens of the steps before the pause have all arrived here."""

@@ -111,24 +111,31 @@ def test_a_question_that_fails_is_answered_and_the_engine_goes_on(kind: str) -> 
     assert not ended
 
 
+STAGED = [("stage", {"folder": "/w"}), ("staged", {}), ("staged", {}), ("load_in_place", {"folder": "/w"})]
+
+
 @pytest.mark.parametrize(
-    ("extension", "call"),
-    [(EXTENSION, ("load_in_place", {"folder": "/w"})), ("mine.Worker", ("reload_weights", {"weights_path": "/w"}))],
+    ("extension", "calls"), [(EXTENSION, STAGED), ("mine.Worker", [("reload_weights", {"weights_path": "/w"})])]
 )
-def test_workers_with_an_extension_of_the_users_reload(extension: str, call: tuple[str, dict[str, str]]) -> None:
+def test_workers_read_weights_before_they_load_them_unless_they_have_an_extension_of_the_users(
+    extension: str, calls: list[tuple[str, dict[str, str]]]
+) -> None:
     made = []
 
-    async def rpc(method: str, kwargs: dict[str, str]) -> None:
-        made.append((method, kwargs))
+    async def rpc(method: str, kwargs: dict[str, str] | None = None) -> list[bool]:
+        made.append((method, kwargs or {}))
+        return [True, made.count(("staged", {})) > 1]  # the second worker takes longer
 
     parallel = SimpleNamespace(worker_extension_cls=extension)
     engine = SimpleNamespace(vllm_config=SimpleNamespace(parallel_config=parallel), collective_rpc=rpc)
 
     async def load() -> None:
-        await EngineHost(engine, SimpleNamespace(), 0, "float32")._load("/w")  # type: ignore[arg-type]
+        host = EngineHost(engine, SimpleNamespace(), 0, "float32")  # type: ignore[arg-type]
+        await host._stage("/w")
+        await host._load("/w")
 
     asyncio.run(load())
-    assert made == [call]
+    assert made == calls
 
 
 def test_a_change_that_fails_ends_the_engine() -> None:
