@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -32,7 +33,7 @@ from forge_core.runs.rank_trainer import Trainer, build_trainer
 from forge_core.store import File, entry_digest, layout
 from forge_core.store.checkpoints import publish_checkpoint
 from forge_core.temporary import temporary_folder
-from forge_core.training.packing import Sample
+from forge_core.training.packing import PAD_ID, Sample
 from forge_core.training.settings import TrainerSettings
 
 if TYPE_CHECKING:
@@ -73,24 +74,33 @@ class TrainerSession:
         self._uncommitted: tuple[int, Outcome] | None = None
         self._exact = ctx.device("trainer") == "cpu"
         self._drift: float | None = None  # of the replay that this process began with, until a step records it
+        self._awaited = False  # whether somebody waits for a step
 
     def prepare(self, version: int) -> None:
         """Load the trainer and bring it to ``version``."""
         self._call(self._at, version)
 
     def begin(self, version: int) -> None:
-        """Begin to load the trainer, at ``version``, unless it is loaded. Whoever needs it waits for that, and meets
-        again what went wrong with it."""
+        """Begin to load the trainer, at ``version``, unless it is loaded, and to make its code for micro-batches of
+        every size, until a step is to be taken. Whoever needs it waits for that, and meets again what went wrong with
+        it."""
         threading.Thread(target=self._begin, args=(version,), name="trainer-loading", daemon=True).start()
 
     def _begin(self, version: int) -> None:
         try:
             self._call(lambda: None if self._trainer else self._at(version))
+            sample = self._like_those_of_steps()
+            next(place for place in count() if self._awaited or not self._call(self._warm_up, sample, place))
         except Exception as error:
             log.debug("the trainer could not be loaded ahead of its first step: %s", error)
 
+    def _warm_up(self, sample: Sample, place: int) -> bool:
+        temperature = self._ctx.config.grpo.temperature
+        return not self._awaited and self._loaded().warm_up(sample, place, temperature=temperature)
+
     def learn(self, data: Step) -> Outcome:
         """The optimizer steps of one batch, on state ``data.batch``."""
+        self._awaited = True
         return self._call(self._learn, data)
 
     def upload_weights(self, prefix: str, kept: Path) -> tuple[File, ...]:
@@ -236,6 +246,19 @@ class TrainerSession:
         metrics = [m for samples, totals in steps for m in self._optimizer_step(samples, totals)]
         self._version = data.batch + 1
         return bool(metrics), over_steps(metrics)
+
+    def _like_those_of_steps(self) -> Sample:
+        """A sample with what those of a step have; it decides which code is made, not what that computes."""
+        settings = self._settings()
+        length = max(2, min(settings.seq_len, settings.token_budget // 2))
+        zeros = [0.0] * length
+        return Sample(
+            tokens=[PAD_ID] * length,
+            loss_mask=[False] + [True] * (length - 1),
+            weights=zeros,
+            generator_logprobs=zeros,
+            ref_logprobs=zeros if self._ctx.config.grpo.beta > 0 else None,
+        )
 
     def _with_proximal(self, samples: list[Sample]) -> list[Sample]:
         """The samples with log-probabilities of the policy that this training step starts from."""

@@ -104,6 +104,19 @@ def sizes_for(device: torch.device, compiled: bool) -> int:
     return GPU_SIZES if device.type == "cuda" else 0
 
 
+def row_sizes(token_budget: int, seq_len: int, sizes: int) -> list[int]:
+    """Positions that micro-batches of one row may have, where there are ``sizes`` of them at most; the largest
+    first."""
+    found = [token_budget >> halvings for halvings in range(sizes)]
+    return [size for place, size in enumerate(found) if place == 0 or size >= seq_len]
+
+
+def row_of_copies(sample: Sample, positions: int) -> TextTrainBatch:
+    """A micro-batch of one row of ``positions``, full of copies of ``sample``."""
+    copies = [sample] * (positions // _positions(sample))
+    return build(copies, Layout([[*range(len(copies))]], positions, 1), PAD_ID)
+
+
 def round_up(n: int) -> int:
     """The next integer with at most four significant bits: 13 -> 13, 17 -> 18, 100 -> 104, 1025 -> 1152."""
     step = 1 << max(n.bit_length() - _SIGNIFICANT_BITS, 0)
@@ -144,11 +157,7 @@ def _fill(samples: Sequence[Sample], waiting: list[int], budget: int) -> tuple[i
 def _size(samples: Sequence[Sample], waiting: list[int], budget: int, seq_len: int, sizes: int) -> int:
     """The smallest of ``budget``, its half and so on that holds all documents, and any document; else ``budget``."""
     total = sum(_positions(samples[index]) for index in waiting)
-    for _ in range(sizes - 1):
-        if budget // 2 < max(total, seq_len):
-            break
-        budget //= 2
-    return budget
+    return next((size for size in reversed(row_sizes(budget, seq_len, sizes)) if size >= total), budget)
 
 
 def _fixed_layouts(samples: Sequence[Sample], waiting: list[int], budget: int, seq_len: int) -> list[Layout]:

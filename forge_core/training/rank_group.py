@@ -36,6 +36,7 @@ from forge_core.processes.channel import Channel
 from forge_core.stop import Stopped, StopToken
 from forge_core.store import File, open_store
 from forge_core.training.launch import RankOptions, Rendezvous, rank_environment, torchrun
+from forge_core.training.packing import Sample
 from forge_core.training.rank_protocol import SOCKET, STOPPABLE, Answer, Command, Failed, Ready, StopCommand
 from forge_core.training.stored import TrainerSpec
 from forge_core.training.trainer import Samples
@@ -96,6 +97,10 @@ class RankGroup:
     def alive(self) -> bool:
         """Whether the ranks can be called."""
         return self._group is not None and self._group.alive() and not self._missing()
+
+    def warm_up(self, sample: Sample, place: int, *, temperature: float) -> bool:
+        """See ``TitanTrainer.warm_up``."""
+        return self._first("warm_up", sample, place, temperature=temperature)
 
     def train_samples(
         self, samples: Samples, *, totals: Totals, temperature: float, stop: StopToken | None = None

@@ -22,6 +22,7 @@ from forge_core.observability.memory import SETTINGS, memory_guard, model_sizes
 from forge_core.stop import StopToken
 from forge_core.store import File, Store, folder_files
 from forge_core.temporary import temporary_folder
+from forge_core.training.packing import Sample
 from forge_core.training.settings import TrainerSettings
 from forge_core.training.trainer import Loss, Samples, TitanTrainer
 from forge_core.weights.host_cache import Lease, lease_published
@@ -59,6 +60,10 @@ class StoredTrainer(TitanTrainer):
         with self._guard():
             self.model_dir = self.folder(self.model)
             super().setup()
+
+    def warm_up(self, sample: Sample, place: int, *, temperature: float) -> bool:
+        with self._guard():
+            return super().warm_up(sample, place, temperature=temperature)
 
     def train_samples(
         self, samples: Samples, *, totals: Totals, temperature: float, stop: StopToken | None = None

@@ -74,13 +74,15 @@ def test_staged_weights_are_copies_and_use_the_same_memory_again() -> None:
     first, second = tensors((3, 5), (7,), (2, 2, 2)), [*tensors((3, 5)), *tensors((4,), dtype=torch.float32)]
     one = staged(first)
     found = dict(one.weights())
-    assert one.done and list(found) == ["w0", "w1", "w2"]
+    assert one.done
+    assert list(found) == ["w0", "w1", "w2"]
     assert all(torch.equal(found[name], tensor) and found[name] is not tensor for name, tensor in first)
     two = staged(second, one.buffer)
     assert all(torch.equal(found, tensor) for (_, found), (_, tensor) in zip(two.weights(), second, strict=True))
     assert two.buffer is one.buffer
     larger = staged(tensors((1000, 10)), one.buffer)
-    assert len(larger.weights()) == 1 and larger.buffer is not one.buffer
+    assert len(larger.weights()) == 1
+    assert larger.buffer is not one.buffer
 
 
 def test_what_is_beyond_the_memory_for_staging_is_taken_from_the_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,9 @@ from forge_core.runs.initialise import initialise
 from forge_core.runs.record import create_run
 from forge_core.runs.training import train_batch
 from forge_core.store import open_store
+from forge_core.training import trainer
+from forge_core.training.packing import Sample
+from forge_core.training.stored import StoredTrainer
 from tests.runs.harness import advance, decided, make_batch, memory, new_run, opened, tiny
 
 VLLM = ("generator.backend=vllm", "max_staleness=1")
@@ -144,3 +147,47 @@ def test_what_went_wrong_ahead_is_met_again_by_the_first_step(monkeypatch: pytes
         with pytest.raises(ModelError, match="not a model"):
             train_batch(ctx, 0)
     assert train_batch(ctx, 0)["version_out"] == 1
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("awaited_at", "made"), [(None, [0, 1, 2, 3]), (1, [0, 1])])
+def test_code_is_made_for_every_size_until_a_step_is_awaited(
+    awaited_at: int | None, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx = new_run(memory(), "grpo.beta=0.1")
+    initialise(ctx)
+    session, places = ctx.trainer, []
+
+    def warm_up(stored: StoredTrainer, sample: Sample, place: int, *, temperature: float) -> bool:
+        places.append(place)
+        session._awaited = place == awaited_at  # as ``learn`` does from another thread
+        assert sample.ref_logprobs is not None
+        assert len(sample.tokens) <= ctx.config.training.seq_len
+        assert temperature == ctx.config.grpo.temperature
+        return place < 3
+
+    monkeypatch.setattr(StoredTrainer, "warm_up", warm_up)
+    session._begin(0)
+    assert places == made
+    make_batch(ctx, 0)
+    train_batch(ctx, 0)
+    session._begin(0)  # too late
+    assert places == made
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "overrides", [(), ("grpo.beta=0.1",), ("loss.name=dapo",), ("loss.name=gspo",), ("training.entropy_coef=0.01",)]
+)
+def test_any_loss_takes_the_sample_that_code_is_made_with(
+    overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx = new_run(memory(), *overrides)
+    initialise(ctx)
+    session = ctx.trainer
+    session.prepare(0)
+    before = session._loaded().state_digest()
+    monkeypatch.setattr(trainer, "sizes_for", lambda device, compiled: 2)
+    sample = session._like_those_of_steps()
+    assert [session._warm_up(sample, place) for place in range(3)] == [True, True, False]
+    assert session._loaded().state_digest() == before

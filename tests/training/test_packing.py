@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_core.training.packing import Sample, documents, pack, round_up
+from forge_core.training.packing import Sample, documents, pack, round_up, row_of_copies, row_sizes
 from forge_core.training.settings import TrainerSettings
 from forge_core.training.sft_loss import SFTLoss
 from forge_core.training.trainer import TitanTrainer
@@ -150,3 +150,19 @@ def test_rows_have_lengths_that_float8_takes(options: dict[str, Any], multiple: 
     assert not any(length % multiple for length in lengths)
     assert [read_back(padded, i) for i in range(6)] == [read_back(batches, i) for i in range(6)]
     assert -(-round_up(60) // multiple) * multiple <= settings.row_positions, "a row of one document is one still"
+
+
+def test_the_sizes_of_few_shapes_end_where_a_document_would_not_fit() -> None:
+    assert row_sizes(1024, 100, 4) == [1024, 512, 256, 128]
+    assert row_sizes(1024, 300, 4) == [1024, 512]
+    assert row_sizes(1024, 100, 1) == [1024]
+    assert row_sizes(64, 100, 4) == [64]  # a longer one is refused by name elsewhere
+    assert row_sizes(1024, 100, 0) == []
+
+
+def test_a_row_of_copies_is_what_packing_makes_of_as_many_documents() -> None:
+    batch = row_of_copies(document(9), 20)
+    (packed,) = pack([document(9)] * 2, 20, 0, 15, sizes=1)
+    assert batch.input_ids.shape == (1, 20)
+    columns = [(getattr(batch, f.name), getattr(packed, f.name)) for f in dataclasses.fields(batch)]
+    assert all(ours is theirs is None or torch.equal(ours, theirs) for ours, theirs in columns)

@@ -50,6 +50,19 @@ def test_compiled_layers_train_the_same_and_the_reference_compiles_too() -> None
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
+def test_code_that_was_made_ahead_serves_the_first_step_and_nothing_else_is_left_of_it() -> None:
+    folder, given = saved("qwen3-tied")[0], grpo_samples(9)
+    plain, ahead = trainer_of(folder), trainer_of(folder, compile=True)
+    before = ahead.state_digest()
+    like = replace(given[0], ref_logprobs=given[0].generator_logprobs)
+    assert [ahead.warm_up(like, place, temperature=0.9) for place in range(2)] == [True, False]
+    assert (ahead.state_digest(), ahead.get_status()["has_gradients"], ahead.step) == (before, False, 0)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        found = train(ahead, range(1))
+    assert found[0] == pytest.approx(train(plain, range(1))[0], abs=1e-5)
+    assert not plain.warm_up(like, 0, temperature=0.9)  # any size may come: there is none to make code for
+
+
 def test_the_padding_that_float8_needs_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     folder, given = saved("qwen3-tied")[0], grpo_samples(9)
     plain = trainer_of(folder)
