@@ -44,6 +44,12 @@ class FilterSection(Section):
         description="Prompts sampled in every round, as a multiple of the groups that the batch still lacks: one large "
         "round is faster than several small ones. Above 1 needs dynamic_sampling.",
     )
+    adaptive: bool = Field(
+        False,
+        description="Sample only as many prompts as fill the batch if as many of their groups have unequal rewards as "
+        "in the newest batch that is always trained on before this one is sampled; oversample is the most. The first "
+        "batches are sampled as if all had.",
+    )
     truncated: Literal["keep", "mask", "zero_advantage"] = Field(
         "keep",
         description="Episodes cut at max_new_tokens: keep: train as they are; mask: drop from the loss and its "

@@ -168,13 +168,15 @@ class RunConfig(Section):
     def groups_per_batch(self) -> int:
         return self.episodes_per_batch // self.grpo.n_samples
 
-    def groups_sampled(self, wanted: int) -> int:
-        """How many groups a round samples for a batch that lacks ``wanted``."""
-        return math.ceil(wanted * self.filters.oversample)
+    def groups_sampled(self, wanted: int, signal: float = 0.0) -> int:
+        """How many groups a round samples for a batch that lacks ``wanted``; ``signal``: the share of them that is
+        expected to have some (``filters.adaptive``), left out: as many groups as it may be."""
+        most = self.filters.oversample
+        return math.ceil(wanted * (min(most, 1 / signal) if self.filters.adaptive and signal > 0 else most))
 
     @property
     def groups_at_first(self) -> int:
-        """Those of the first round of a batch."""
+        """Those of the first round of a batch, at most (``filters.adaptive``)."""
         return self.groups_sampled(self.groups_per_batch)
 
     @property

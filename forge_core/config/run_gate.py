@@ -117,6 +117,11 @@ def _groups(config: RunConfig) -> list[str]:
             f"filters.oversample: is {config.filters.oversample}, but without filters.dynamic_sampling every group is "
             "trained on: set filters.dynamic_sampling=true, or raise training.batch_size"
         )
+    if config.filters.adaptive and config.filters.oversample == 1:
+        found.append(
+            "filters.adaptive: samples up to filters.oversample times the prompts of a batch, which is 1: set "
+            "filters.oversample to the most that a batch may take, such as 4 (and filters.dynamic_sampling=true)"
+        )
     if episodes % n:
         found.append(f"training.batch_size: {_incomplete_groups(config)}")
     elif config.rollout.shards and config.rollout.shards > config.groups_per_batch:

@@ -37,7 +37,7 @@ from forge_core.rewards.actor import RewardActor
 from forge_core.runs.engines import build_generator, takes_turns
 from forge_core.runs.evaluation import evaluate
 from forge_core.runs.evaluation_schedule import Evaluations
-from forge_core.runs.planning import Planner, shard_count
+from forge_core.runs.planning import Planner, shard_count, signal_share
 from forge_core.runs.record import RunRecord, RunRef, check_stored_code, load_run, refuse_generation
 from forge_core.runs.reference_session import ReferenceSession, Teacher
 from forge_core.runs.shard_manifests import ShardManifests
@@ -219,7 +219,13 @@ class RunContext:
     def _make_plan(self, batch: int) -> dict[str, Any]:
         refuse_generation(self.record)
         cursor = Cursor(**self.plan(batch - 1)["cursor"]["after"]) if batch else Cursor(0, 0)
-        return put_plan(self.store, self.run_id, batch, 0, self.planner.plan(batch, cursor))
+        return put_plan(self.store, self.run_id, batch, 0, self.planner.plan(batch, cursor, self.signal(batch)))
+
+    def signal(self, batch: int) -> float:
+        """The share of groups that are expected to have signal in ``batch``, for ``filters.adaptive``: that of the
+        newest batch which is trained on, whoever asks and whenever, before this one is sampled."""
+        before = batch - self.config.max_staleness - 1
+        return signal_share(self.ledger.entry(before) if before >= 0 else None) if self.config.filters.adaptive else 0.0
 
     # Weights and engines ------------------------------------------------------------------------------------------
 

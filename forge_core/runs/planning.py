@@ -1,7 +1,8 @@
 """Plans: what a batch is made of, decided before anything is generated.
 
 Invariants:
-- A plan is a pure function of configuration, seed, data and the cursor of the plan before it, and it is stored before
+- A plan is a pure function of configuration, seed, data and the cursor of the plan before it (with
+  ``filters.adaptive`` also of the newest ledger entry that every batch of its age waits for), and it is stored before
   anybody acts on it: after a crash open plans are reused, never drawn again.
 - Groups are whole: all samples of a prompt lie in one shard.
 - A prompt that is too long is skipped with its reason and its number of tokens; the batch is filled with the next.
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from forge_core.algorithms.fates import PROMPT_TOO_LONG, PlannedGroup
+from forge_core.algorithms.fates import PROMPT_TOO_LONG, SURPLUS, TRUNCATED, ZERO_VARIANCE, PlannedGroup
 from forge_core.config import ConfigError, RunConfig
 from forge_core.data.curriculum import Curriculum
 from forge_core.data.cursor import Cursor, next_rows
@@ -49,6 +50,15 @@ def shards_at_once(config: RunConfig) -> int:
     return 1 if config.generator.backend == "hf" else SHARDS_PER_ENGINE * engines
 
 
+def signal_share(entry: dict[str, Any] | None) -> float:
+    """The share of a committed batch's episodes that were in groups with signal; 1 where no batch tells."""
+    if entry is None:
+        return 1.0
+    trained, dropped = entry["episodes"]["trained"], entry["episodes"]["dropped"]
+    found = trained + sum(dropped.get(reason, 0) for reason in (SURPLUS, TRUNCATED))
+    return found / max(found + dropped.get(ZERO_VARIANCE, 0), 1)
+
+
 @dataclass(frozen=True)
 class Planner:
     """What plans are made from. ``encode(row)`` gives a prompt's token ids; ``rows`` are those to train on.
@@ -60,16 +70,20 @@ class Planner:
     encode: Callable[[int], list[int]]
     curriculum: Curriculum | None = None
 
-    def plan(self, batch: int, cursor: Cursor) -> dict[str, Any]:
-        """Round 0 of ``batch`` as a JSON object; it starts at the cursor that the batch before ended at."""
-        return self._plan(batch, 0, 0, self.config.groups_at_first, cursor, self.rows)
+    def plan(self, batch: int, cursor: Cursor, signal: float = 0.0) -> dict[str, Any]:
+        """Round 0 of ``batch`` as a JSON object; it starts at the cursor that the batch before ended at. ``signal``:
+        see ``RunConfig.groups_sampled``."""
+        groups = self.config.groups_sampled(self.config.groups_per_batch, signal)
+        return self._plan(batch, 0, 0, groups, cursor, self.rows)
 
-    def refill(self, batch: int, round: int, first_group: int, wanted: int, begun: Cursor) -> dict[str, Any]:
+    def refill(
+        self, batch: int, round: int, first_group: int, wanted: int, begun: Cursor, signal: float = 0.0
+    ) -> dict[str, Any]:
         """An extra round for a batch that lacks ``wanted`` groups. It draws from a stream of its own, so that the next
         batch does not depend on how this one went. ``begun``: where the batch began, whose level it does not exceed."""
         stream = Cursor(REFILL_EPOCHS + batch * (self.config.filters.max_rounds + 1) + round, 0)
         rows = self.curriculum.reached(begun) if self.curriculum else self.rows
-        return self._plan(batch, round, first_group, self.config.groups_sampled(wanted), stream, rows)
+        return self._plan(batch, round, first_group, self.config.groups_sampled(wanted, signal), stream, rows)
 
     def _plan(
         self, batch: int, round: int, first_group: int, wanted: int, cursor: Cursor, rows: list[int]

@@ -228,7 +228,8 @@ def _plan_problems(store: Store, record: RunRecord, config: RunConfig, first: in
 def _problem(first: int, step: int, rounds: list[dict[str, Any]], config: RunConfig) -> str | None:
     batch = first + step
     groups = sum(group["skipped"] is None for group in rounds[0]["groups"])
-    if groups != config.groups_at_first:
+    least = config.groups_per_batch if config.filters.adaptive else config.groups_at_first
+    if not least <= groups <= config.groups_at_first:
         return (
             f"training.batch_size: batch {batch} has {groups} groups, but batch_size x gradient_accumulation_steps x "
             f"sync_interval / grpo.n_samples x filters.oversample is {config.groups_at_first}: make it {groups}"

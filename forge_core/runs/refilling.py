@@ -47,7 +47,7 @@ def plan_refill(ctx: RunContext, batch: int, plans: list[dict[str, Any]]) -> dic
     first_group = sum(len(plan["groups"]) for plan in plans)
     stored = ctx.stored_plan(batch, round)
     begun = Cursor(**plans[0]["cursor"]["before"])
-    plan = stored or ctx.planner.refill(batch, round, first_group, _missing(ctx, plans), begun)
+    plan = stored or ctx.planner.refill(batch, round, first_group, _missing(ctx, plans), begun, ctx.signal(batch))
     return put_plan(ctx.store, ctx.run_id, batch, round, plan)
 
 

@@ -151,6 +151,8 @@ def test_refilling_what_an_estimator_learns_from_is_refused() -> None:
 def test_sampling_more_than_is_trained_on_needs_dynamic_sampling() -> None:
     with pytest.raises(ConfigError, match=r"filters\.oversample: is 2\.0.*set filters\.dynamic_sampling=true"):
         validate_for_training(tiny("filters.oversample=2"), gpus=0)
+    with pytest.raises(ConfigError, match=r"filters\.adaptive: .*filters\.oversample to the most.*such as 4"):
+        validate_for_training(tiny("filters.adaptive=true", "filters.dynamic_sampling=true"), gpus=0)
 
 
 def test_grading_twice_gives_the_same_object() -> None:

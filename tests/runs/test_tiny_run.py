@@ -22,6 +22,7 @@ from forge_core.runs.consumption import load_committed
 from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import TRAINING_FILE, read_episodes
 from forge_core.runs.initialise import initialise
+from forge_core.runs.planning import signal_share
 from forge_core.runs.record import create_run, load_run, resume_run
 from forge_core.runs.refilling import accepted_groups, refill
 from forge_core.runs.sealing import seal
@@ -356,6 +357,36 @@ def test_a_round_for_missing_groups_is_as_much_larger() -> None:
     first, second, *_ = [ctx.store.read_json(key) for key in ctx.ledger.entry(0)["plans"]]
     missing = 8 - len(accepted_groups(ctx, [first]))
     assert (len(first["groups"]), len(second["groups"])) == (12, math.ceil(1.5 * missing))
+
+
+def test_adaptive_sampling_asks_for_as_many_groups_as_the_signal_of_an_older_batch_needs() -> None:
+    settings = ("filters.oversample=4", "filters.adaptive=true", "filters.max_rounds=1", "max_staleness=1")
+    ctx = refilled(new_run(memory(), *REFILLED, *settings), 5)
+    entries = ctx.ledger.entries()
+    shares = [signal_share(entry) for entry in entries]
+    assert all(0 < share < 1 for share in shares)
+    for batch, entry in enumerate(entries):
+        share = shares[batch - 2] if batch >= 2 else 1.0  # the newest that is committed before it is sampled
+        first, *more = [ctx.store.read_json(key) for key in entry["plans"]]
+        assert len(first["groups"]) == math.ceil(8 * min(4, 1 / share))
+        missing = 8 - len(accepted_groups(ctx, [first]))
+        assert [len(plan["groups"]) for plan in more] == [math.ceil(missing * min(4, 1 / share))][: len(more)]
+    again = refilled(reopened(refilled(new_run(memory(), *REFILLED, *settings), 3)), 5)
+    assert decided(again) == decided(ctx)
+
+
+@pytest.mark.parametrize(
+    ("trained", "dropped", "share"),
+    [
+        (24, {"zero_variance": 8}, 0.75),
+        (16, {"zero_variance": 8, "surplus": 4, "truncated": 4, "deadline": 40}, 0.75),
+        (0, {"zero_variance": 8}, 0.0),
+        (0, {}, 0.0),
+    ],
+)
+def test_the_share_of_episodes_in_groups_with_signal(trained: int, dropped: dict[str, int], share: float) -> None:
+    assert signal_share({"episodes": {"trained": trained, "dropped": dropped}}) == share
+    assert signal_share(None) == 1.0
 
 
 def test_a_refilled_run_goes_on_in_another_process_as_if_nothing_had_happened() -> None:
