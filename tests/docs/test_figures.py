@@ -40,11 +40,22 @@ def test_speed_of_supervised_steps() -> None:
         assert f"| {length:,} | {rates[0]} | {rates[1]} | {memory[0]} and {memory[1]} GiB |" in lines
 
 
+def test_new_weights_on_a_gpu() -> None:
+    measured, text = result("weight_sync_gpu"), (ROOT / "docs" / "gpus.md").read_text()
+    found = measured["shapes"]["0.6B"]
+    assert not any(update["wrong"] for update in found["updates"])
+    still, whole = found["medians"]["standstill_s"], found["medians"]["optimizer_step_to_first_token_s"]
+    assert f"stood still for {still:.2f} s, and the first token of a version came {whole:.1f} s after" in text
+    assert measured["cards"][0] == "NVIDIA H200"
+
+
 def test_learning_on_one_gpu() -> None:
     measured, text = result("smollm2_gpu"), (ROOT / "docs" / "gpus.md").read_text()
-    first, last = ([run["held_out"][version] for run in measured["seeds"]] for version in ("0", "200"))
+    runs = [run for run in measured["seeds"] if "350" in run["held_out"]]
+    first, last = ([run["held_out"][version] for run in runs] for version in ("0", "350"))
     seeds = " and ".join(f"{value:.3f}" for value in last)
     assert f"{min(first):.0%}".replace("%", " %") + " of held-out problems before training" in text
-    assert f"{sum(last) / len(last):.0%}".replace("%", " %") + " after 200 steps" in text
+    assert f"{sum(last) / len(last):.0%}".replace("%", " %") + " after 350 steps, less than seven minutes" in text
+    assert 6 * 60 < max(run["seconds_at_step"][350] for run in runs) < 7 * 60
     assert f"(two seeds: {seeds}, `benchmarks/results/smollm2_gpu.json`)" in text
     assert measured["cards"][0] == "NVIDIA H200"
