@@ -132,15 +132,14 @@ def build_frozen(
     return _materialize(model, device)
 
 
-def reshard(model: PolicyModel) -> None:
-    """Make the model's parameters the optimizer's own again.
+def sharded(model: PolicyModel) -> list[fsdp.FSDPModule]:
+    """The parts of the model that FSDP divides. Each must be resharded (``reshard``) before anybody reads or writes
+    parameters.
 
     After a forward pass without backward FSDP leaves gathered copies in place of the last layers' parameters: reading
     them would give compute-type values, and writing past them would leave the next forward pass with old weights.
     """
-    for module in model.modules():
-        if isinstance(module, fsdp.FSDPModule):
-            module.reshard()
+    return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
 
 
 @contextmanager

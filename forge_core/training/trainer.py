@@ -84,13 +84,14 @@ class TitanTrainer:
     def setup(self) -> None:
         """Load the weights and make the optimizer. Raises ValueError for a folder that cannot be trained exactly."""
         self._arch = read_architecture(self.model_dir)
-        from forge_core.training.titan_parallel import build_model, reshard, uncompiled
+        from forge_core.training.titan_parallel import build_model, sharded, uncompiled
 
         work_on(self.device)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        self._reshard, self._uncompiled = reshard, uncompiled
+        self._uncompiled = uncompiled
         self._model, self._mesh = build_model(self._arch, self.settings, self.device)
+        self._sharded = sharded(self._model)
         self._pipeline = self._mesh.pipeline(self._arch.dim, self._dtype, self.device, self.settings.timeout_s)
         self._masters = Masters(self._model, self._dtype)
         hf_io.load_weights(self._masters.parameters, self._arch, self.model_dir)
@@ -348,7 +349,8 @@ class TitanTrainer:
     def _ready(self) -> tuple[Any, ShardedAdamW]:
         if self._model is None or self._optimizer is None:
             raise RuntimeError("the trainer has no model: call setup() first")
-        self._reshard(self._model)
+        for module in self._sharded:
+            module.reshard()
         return self._model, self._optimizer
 
     def _count(self, batches: Sequence[TextTrainBatch]) -> Totals:
