@@ -5,6 +5,7 @@ Guarantees:
   are several), ``config.json`` with the written type, and every tokenizer file of the source folder.
 - Each file is written by one rank; a rank holds the tensors of two files at most, or of as many as ``BUFFER_BYTES``
   has room for.
+- Files of weights are handed on as they are written, side by side with the writing of the next.
 """
 
 from __future__ import annotations
@@ -71,10 +72,12 @@ def export(
     shard_bytes: int,
     writers: Writers = ALONE,
     final: Callable[[str, Tensor], Tensor] | None = None,
+    each: Callable[[Path], None] | None = None,
 ) -> Iterator[None]:
     """Write ``parameters``, by the model's names, to ``folder`` in type ``dtype``; configuration and tokenizer files
-    come from ``source``. ``final``: what is written in place of a parameter, given its name and itself. All of it is
-    there once the ``with`` block ends; within it the parameters must stay as they are.
+    come from ``source``. ``final``: what is written in place of a parameter, given its name and itself. ``each``:
+    called with every file of weights that this rank has written, from several threads. All of it is there, and these
+    calls have ended, once the ``with`` block ends; within it the parameters must stay as they are.
 
     Every rank calls it, with a folder of its own or a common one: each gathers every tensor and writes its share of the
     files (at least one a rank, where there are as many tensors).
@@ -94,10 +97,10 @@ def export(
     with ThreadPoolExecutor(WRITERS) as pool:
         mine = dict(zip(files[stage], plans[stage][0], strict=True))
         device = next(iter(parameters.values())).device
-        written = _write_files(named, mine, folder, torch_dtype, writers, pool, device)
+        written = _write_files(named, mine, folder, torch_dtype, writers, pool, device, each)
         yield
-        for each in written:
-            each.result()
+        for file in written:
+            file.result()
 
 
 def _write_index(plans: list[tuple[list[list[str]], int]], files: list[list[str]], folder: Path) -> None:
@@ -121,6 +124,7 @@ def _write_files(
     writers: Writers,
     pool: Executor,
     device: torch.device,
+    each: Callable[[Path], None] | None,
 ) -> list[Future[None]]:
     """Gather every file's tensors in turn; ``pool`` writes this rank's files while the next are gathered, and after."""
     written: list[tuple[int, Future[None]]] = []  # bytes of each file
@@ -132,8 +136,15 @@ def _write_files(
         _wait_for_copies(device)
         size = sum(tensor.nbytes for tensor in tensors.values())
         _wait_for_room(written, size)
-        written.append((size, pool.submit(save_file, tensors, folder / file, {"format": "pt"})))
+        written.append((size, pool.submit(_write_file, tensors, folder / file, each)))
     return [future for _, future in written]
+
+
+def _write_file(tensors: dict[str, Tensor], path: Path, each: Callable[[Path], None] | None) -> None:
+    save_file(tensors, path, {"format": "pt"})
+    tensors.clear()
+    if each is not None:
+        each(path)
 
 
 def _wait_for_copies(device: torch.device) -> None:

@@ -85,15 +85,22 @@ class StoredTrainer(TitanTrainer):
         """Upload this rank's share of the current weights in HF format, below ``prefix``. Afterwards the files are in
         the folder ``kept``, if this host has it."""
         kept = kept if kept is not None and kept.is_dir() else None
+        uploaded: list[File] = []
+
+        def upload(path: Path) -> None:
+            """While others are written."""
+            uploaded.extend(self.store.upload(prefix, {path.name: path}, given=True))
+
         with _room(kept) as folder:
             with self._guard():
-                self.push_weights(folder)
-            files = folder_files(folder)
-            uploaded = self.store.upload(prefix, files, given=True)
+                self.push_weights(folder, upload)
+            files, there = folder_files(folder), {file.name for file in uploaded}
+            rest = {name: path for name, path in files.items() if name not in there}
+            uploaded.extend(self.store.upload(prefix, rest, given=True))
             if kept is not None:
                 for name, path in files.items():
                     path.rename(kept / name)
-        return uploaded
+        return tuple(uploaded)
 
     def upload_adapter(self, prefix: str) -> tuple[File, ...]:
         """Upload the adapter that is trained, below ``prefix``; the first rank has all of it."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -302,16 +302,17 @@ class TitanTrainer:
         self.step = state["step"]
         return state["extra"]
 
-    def push_weights(self, folder: Path) -> None:
+    def push_weights(self, folder: Path, each: Callable[[Path], None] | None = None) -> None:
         """Write a Hugging Face folder: safetensors shards, ``config.json``, tokenizer files and the probe.
 
-        Every rank writes its share of the shards, to a folder of its own or a common one; rank 0 writes the rest.
+        Every rank writes its share of the shards, to a folder of its own or a common one, and calls ``each`` with
+        every one of them once it is there (from several threads); rank 0 writes the rest.
         """
         self._ready()
         s, parameters, writers = self.settings, self._masters.parameters, self._mesh.writers
         final = None if s.lora is None else partial(lora.merged, parameters=parameters, lora=s.lora)
         exporting = export(
-            parameters, self._arch, self.model_dir, Path(folder), s.weights_dtype, s.shard_bytes, writers, final
+            parameters, self._arch, self.model_dir, Path(folder), s.weights_dtype, s.shard_bytes, writers, final, each
         )
         with exporting, self._uncompiled(self._ready()[0]):
             write_probe(Path(folder), self._arch.vocab_size, s, self.logprobs, writes=writers.first)

@@ -24,6 +24,7 @@ from forge_core.observability.memory import OutOfMemory
 from forge_core.processes import ChildDied
 from forge_core.stop import Stopped, StopToken
 from forge_core.store import folder_files, open_store
+from forge_core.training import hf_export
 from forge_core.training.launch import RankOptions, Rendezvous
 from forge_core.training.packing import Sample
 from forge_core.training.rank_group import RankError, RankGroup
@@ -100,6 +101,39 @@ def test_what_a_trainer_publishes_is_linked_into_a_store_on_its_disk(tmp_path: P
     assert store.folder is not None
     assert {f.name for f in files} >= {"model.safetensors", "config.json", "probe.json"}
     assert all(os.path.samefile(store.folder / f.key, kept / f.name) for f in files)
+    trainer.cleanup()
+
+
+def test_files_of_weights_are_uploaded_while_others_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(str(tmp_path / "store"))
+    store.publish("model/", folder_files(saved("qwen3-tied")[0]), request="model")
+    trainer = StoredTrainer(
+        store, "model/", TrainerSettings(**SETTINGS, shard_bytes=20_000), adaptive_loss(), threads=1
+    )
+    trainer.setup()
+    before_the_last, upload, save_file = threading.Event(), store.upload, hf_export.save_file
+
+    def saved_file(tensors: Any, path: Path, *more: Any) -> None:
+        if path.name.startswith(f"model-{len(hf_files):05d}"):
+            assert before_the_last.wait(30), "no file was uploaded before the last one was written"
+        save_file(tensors, path, *more)
+
+    def uploaded(prefix: str, files: Any, **options: Any) -> Any:
+        found = upload(prefix, files, **options)
+        before_the_last.set()
+        names.extend(files)
+        return found
+
+    hf_files = [f.name for f in trainer.upload_weights("before/") if f.name.endswith(".safetensors")]
+    assert len(hf_files) > 2
+    names: list[str] = []
+    monkeypatch.setattr(hf_export, "save_file", saved_file)
+    monkeypatch.setattr(store, "upload", uploaded)
+    files = trainer.upload_weights("weights/")
+    assert sorted(names) == sorted(f.name for f in files), "each once"
+    assert {f.name: f.sha256 for f in files} == {f.name: f.sha256 for f in trainer.upload_weights("again/")}
     trainer.cleanup()
 
 
