@@ -46,7 +46,10 @@ def finished(item: Open, output: Any) -> dict[str, Any]:
         if list(output.prompt_token_ids) != list(item.request["prompt_ids"]):
             return {"id": item.request["id"], "refused": "the engine answered another prompt than it was given"}
         (sequence,) = output.outputs
-        tokens = list(sequence.token_ids)
-        logprobs = [entry[token].logprob for token, entry in zip(tokens, sequence.logprobs or [], strict=True)]
+        tokens, flat = list(sequence.token_ids), sequence.logprobs
+        places = flat.start_indices if tokens else []  # of each position the sampled token is first
+        if [flat.token_ids[place] for place in places] != tokens:
+            return {"id": item.request["id"], "refused": "the engine's log-probabilities are of other tokens"}
+        logprobs = [flat.logprobs[place] for place in places]
         reason = sequence.finish_reason or "abort"
     return {"id": item.request["id"], "tokens": tokens, "logprobs": logprobs, "reason": reason, "spans": item.spans}

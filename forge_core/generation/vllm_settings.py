@@ -99,6 +99,7 @@ class VLLMSettings:
             "max_tokens": sampling.max_new_tokens,
             "seed": request.seed % 2**63,
             "logprobs": 0,
+            "flat_logprobs": True,  # lists of numbers; else there are two objects a token
             "detokenize": self._stop_strings,
         }
         if not params.get("ignore_eos"):

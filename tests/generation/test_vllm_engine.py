@@ -12,6 +12,7 @@ import pytest
 from forge_core.generation import vllm_engine
 from forge_core.generation.vllm_engine import EngineHost
 from forge_core.generation.vllm_in_place import EXTENSION
+from forge_core.generation.vllm_open import Open, finished
 
 Sent = list[tuple[str, Any]]
 
@@ -27,7 +28,8 @@ class Engine:
         self._on_add(name)
         queue: asyncio.Queue[Any] = asyncio.Queue()
         tokens = prompt["prompt_token_ids"]
-        logprobs = [{token: SimpleNamespace(logprob=-1.0)} for token in tokens]
+        places = [*range(len(tokens))]
+        logprobs = SimpleNamespace(start_indices=places, token_ids=tokens, logprobs=[-1.0] * len(tokens))
         sequence = SimpleNamespace(token_ids=tokens, logprobs=logprobs, finish_reason="length")
         queue.put_nowait(SimpleNamespace(finished=True, prompt_token_ids=tokens, outputs=[sequence]))
 
@@ -136,6 +138,20 @@ def test_workers_read_weights_before_they_load_them_unless_they_have_an_extensio
 
     asyncio.run(load())
     assert made == calls
+
+
+def test_log_probabilities_of_other_tokens_are_refused() -> None:
+    item = Open({"id": "a", "prompt_ids": [1]})
+    flat = SimpleNamespace(start_indices=[0, 2], token_ids=[5, 9, 6, 9], logprobs=[-1.0, -9.0, -2.0, -9.0])
+    answers = []
+    for tokens in ([5, 6], [5, 7], [5]):
+        sequence = SimpleNamespace(token_ids=tokens, logprobs=flat, finish_reason="stop")
+        answers.append(finished(item, SimpleNamespace(prompt_token_ids=[1], outputs=[sequence])))
+    assert answers[0]["logprobs"] == [-1.0, -2.0]
+    assert all("of other tokens" in answer["refused"] for answer in answers[1:])
+    nothing_sampled = SimpleNamespace(token_ids=[], logprobs=None, finish_reason=None)
+    aborted = finished(item, SimpleNamespace(prompt_token_ids=[1], outputs=[nothing_sampled]))
+    assert (aborted["tokens"], aborted["logprobs"], aborted["reason"]) == ([], [], "abort")
 
 
 def test_a_change_that_fails_ends_the_engine() -> None:
