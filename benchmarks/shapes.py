@@ -44,15 +44,17 @@ def random_model(folder: Path, shape: str, *, positions: int = 40960, dtype: str
     with torch.device("meta"):
         wanted = Qwen3ForCausalLM(config).state_dict()
     wanted.pop("lm_head.weight")
-    generator = torch.Generator().manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # a core takes half a minute for two billion numbers
+    generator = torch.Generator(device).manual_seed(0)
     for old in folder.glob("*.safetensors"):
         old.unlink()
-    tensors = {
-        name: (torch.ones(t.shape) if t.ndim == 1 else torch.randn(t.shape, generator=generator) * 0.02).to(
-            getattr(torch, dtype)
-        )
-        for name, t in sorted(wanted.items())
-    }
+
+    def made(shape: torch.Size) -> torch.Tensor:
+        values = torch.randn(shape, generator=generator, device=device) * 0.02 if len(shape) > 1 else torch.ones(shape)
+        return values.to(getattr(torch, dtype)).cpu()
+
+    tensors = {name: made(t.shape) for name, t in sorted(wanted.items())}
+    torch.cuda.empty_cache()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1}))
