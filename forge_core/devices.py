@@ -163,6 +163,11 @@ def generator_shape(config: RunConfig) -> tuple[int, int]:
     return (1, 1) if config.generator.backend == "hf" else (service.num_replicas, service.procs)
 
 
+def engine_count(config: RunConfig) -> int:
+    """Sampling engines of the generator."""
+    return generator_shape(config)[0] * (config.generator.engines_per_gpu if config.generator.backend == "vllm" else 1)
+
+
 def gpus_wanted(config: RunConfig, *, nodes: int = 1) -> dict[str, int]:
     """GPUs that each role would have where there are enough; roles that stay on the CPU are left out."""
     return {role.key: role.count for role in _roles(config, nodes) if role.with_gpus is not False}

@@ -32,6 +32,11 @@ class GeneratorSection(Section):
         description="sleep: on the trainer's GPU vLLM's memory is freed while the trainer works; split: both keep "
         "their share (generator.engine_args.gpu_memory_utilization).",
     )
+    engines_per_gpu: Positive = Field(
+        1,
+        description="Engines of vLLM on each of the generator's GPUs, which divide requests and memory: a small model "
+        "takes the processor that drives an engine longer than the GPU. Then gpu_memory_utilization is that of one.",
+    )
 
 
 class ServiceSection(Section):

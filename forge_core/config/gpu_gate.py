@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from importlib.metadata import PackageNotFoundError, version
-from math import prod
 
 from forge_core.config.engine_sections import ServiceSection
 from forge_core.config.errors import ConfigError
@@ -40,7 +40,7 @@ def placed(config: RunConfig, gpus: int | None) -> tuple[Placement | None, list[
 
 def machine_problems(config: RunConfig, placement: Placement) -> list[str]:
     """What the devices and packages of this machine forbid."""
-    checks = (_wrong_vllm, _chunked_prompts, _no_float8, _no_room_for_rewards)
+    checks = (_wrong_vllm, _chunked_prompts, _no_float8, _no_room_for_engines, _no_room_for_rewards)
     return [problem for check in checks for problem in check(config, placement)]
 
 
@@ -88,11 +88,30 @@ def _no_float8(config: RunConfig, placement: Placement) -> list[str]:
     return []
 
 
+def _memory_of_engines(config: RunConfig) -> float | None:
+    """The share of a GPU that ``generator.engine_args`` gives to the vLLM engines on it together; None: it says
+    nothing, or no number."""
+    share = config.generator.engine_args.get("gpu_memory_utilization")
+    if config.generator.backend != "vllm" or not isinstance(share, int | float):
+        return None
+    return share * config.generator.engines_per_gpu
+
+
+def _no_room_for_engines(config: RunConfig, placement: Placement) -> list[str]:
+    share, engines = _memory_of_engines(config), config.generator.engines_per_gpu
+    if not placement.generator[0] or share is None or share <= 1:
+        return []
+    return [
+        f"generator.engine_args.gpu_memory_utilization: {engines} engines a GPU (generator.engines_per_gpu) take "
+        f"{share:.0%} of its memory: use {math.floor(100 / engines) / 100:g} or less"
+    ]
+
+
 def _no_room_for_rewards(config: RunConfig, placement: Placement) -> list[str]:
     """Reward models on a GPU that vLLM is told to fill. Only where the whole run is on this machine: scorers that are
     roles of their own may be on another."""
-    share, here = config.generator.engine_args.get("gpu_memory_utilization"), bool(placement.trainer)
-    if config.generator.backend != "vllm" or not here or not isinstance(share, int | float) or share <= FILLED:
+    share, here = _memory_of_engines(config), bool(placement.trainer)
+    if not here or share is None or share <= FILLED:
         return []
     filled = {torch_device(gpu) for gpus in placement.generator for gpu in gpus}
     used = {*filled, *map(torch_device, [*placement.trainer, *placement.reference])}
@@ -143,15 +162,27 @@ def _nothing_overlaps(config: RunConfig, placement: Placement) -> list[str]:
 
 
 def _one_process(config: RunConfig, placement: Placement) -> list[str]:
-    procs = config.services.generator.procs
-    if config.generator.backend == "hf" or placement.generator[0] or procs == 1:
-        return []
-    return [f"{GENERATOR}.procs is {procs}, but on the CPU an engine is one process: more engines are num_replicas"]
+    procs, engines = config.services.generator.procs, config.generator.engines_per_gpu
+    found = []
+    if config.generator.backend == "hf" and engines > 1:
+        found.append(
+            f"generator.engines_per_gpu is {engines}, but the embedded generator (generator.backend=hf) is one"
+        )
+    elif config.generator.backend == "vllm" and not placement.generator[0]:
+        if engines > 1:
+            found.append(
+                f"generator.engines_per_gpu is {engines}, but on the CPU more engines are {GENERATOR}.num_replicas"
+            )
+        if procs > 1:
+            found.append(
+                f"{GENERATOR}.procs is {procs}, but on the CPU an engine is one process: more engines are num_replicas"
+            )
+    return found
 
 
 def _trainer_processes(config: RunConfig) -> list[str]:
     service, parallelism = config.services.trainer, config.parallelism
-    ranks, found = prod(parallelism.model_dump().values()), []
+    ranks, found = math.prod(parallelism.model_dump().values()), []
     if service.procs < ranks and service.procs > 1:
         found.append(
             f"{TRAINER}.procs is {service.procs}, but the parallel degrees need {ranks} processes: the degrees decide; "

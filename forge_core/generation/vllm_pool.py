@@ -17,7 +17,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ class EnginePool:
         self._waking = threading.Lock()  # held before ``_updating``: nothing starts between ``sleep`` and ``wake``
         self._restarts = [0] * len(settings.gpus)
         self._replicas: list[Replica | None] = [None] * len(settings.gpus)
+        self._loading = {gpus: threading.Lock() for gpus in settings.gpus if gpus}
         self._signature = engine_weights.signature(weights(version))
 
     def start(self) -> None:
@@ -160,12 +161,19 @@ class EnginePool:
             replica.close()
 
     def _started(self, index: int) -> Replica:
-        """A new engine number ``index`` that serves the present version."""
-        name, folder = f"vllm-{index}", self.weights(self.version)
+        """A new engine number ``index`` that serves the present version. It is alone in loading on its GPUs: it
+        measures their free memory meanwhile."""
+        with self._loading.get(self.settings.gpus[index], nullcontext()):
+            for stop in (self._stop, self._ending):
+                stop.check()
+            return self._loaded(index, self.version)
+
+    def _loaded(self, index: int, version: int) -> Replica:
+        name, folder = f"vllm-{index}", self.weights(version)
         with self._loadable(folder) as loaded:
             start = {
                 "engine_args": self.settings.arguments(index, loaded),
-                "version": self.version,
+                "version": version,
                 "dtype": self.settings.arithmetic,
                 "probe": probe.read(folder),
             }

@@ -46,6 +46,11 @@ def takes_turns(ctx: Host) -> bool:
     return config.backend == "vllm" and config.sharing == "sleep" and ctx.placement.shared
 
 
+def memory_share(config: RunConfig, placement: Placement) -> float:
+    """Of a GPU, what one vLLM engine takes where ``generator.engine_args`` does not say."""
+    return (SHARED_MEMORY if placement.shared else OWN_MEMORY) / config.generator.engines_per_gpu
+
+
 def logs_folder(ctx: Host) -> Path:
     """Where the child processes of this process write their logs."""
     return engine_logs(ctx.run_id, ctx.role)
@@ -71,14 +76,14 @@ def _vllm(ctx: Host, version: int) -> Generator:
 
     g, placement = ctx.config.generator, ctx.placement
     settings = VLLMSettings(
-        gpus=placement.generator,
+        gpus=tuple(gpus for gpus in placement.generator for _ in range(g.engines_per_gpu if gpus else 1)),
         dtype=g.dtype,
         max_model_len=ctx.config.training.seq_len,
         engine_args=g.engine_args,
         sampling_params=g.sampling_params,
         drain=g.weight_update == "drain",
         sleep=takes_turns(ctx),
-        memory_share=SHARED_MEMORY if placement.shared else OWN_MEMORY,
+        memory_share=memory_share(ctx.config, placement),
         threads=g.threads or ctx.cpu_threads,
         environment=placement.environment,
     )

@@ -20,7 +20,7 @@ from forge_core.config import RunConfig
 from forge_core.config.any_config import AnyConfig
 from forge_core.devices import Placement
 from forge_core.observability.memory import SETTINGS
-from forge_core.runs.engines import OWN_MEMORY, SHARED_MEMORY
+from forge_core.runs.engines import memory_share
 from forge_core.runs.model_shape import ModelShape
 
 GIB = 1024**3
@@ -140,7 +140,8 @@ def _generator(config: RunConfig, shape: ModelShape, placement: Placement, gpu_m
         processes = len(placement.generator)
         return RoleMemory("generator, each engine", (), processes, parts, sum(parts.values()), _VLLM_ON_CPU)
     parts = _vllm_on_gpu(config, shape, placement, gpu_memory[gpus[0]])
-    return RoleMemory("generator, each GPU", gpus, len(gpus), parts, CONTEXT, SETTINGS["vllm generator"])
+    kept = config.generator.engines_per_gpu * CONTEXT
+    return RoleMemory("generator, each GPU", gpus, len(gpus), parts, kept, SETTINGS["vllm generator"])
 
 
 _VLLM_ON_CPU = (
@@ -169,19 +170,19 @@ def _vllm_on_cpu(config: RunConfig, shape: ModelShape) -> dict[str, int]:
 
 
 def _vllm_on_gpu(config: RunConfig, shape: ModelShape, placement: Placement, memory: int) -> dict[str, int]:
-    default = SHARED_MEMORY if placement.shared else OWN_MEMORY
-    share = float(config.generator.engine_args.get("gpu_memory_utilization", default))
+    share = float(config.generator.engine_args.get("gpu_memory_utilization", memory_share(config, placement)))
     width, procs = _width(config.generator.dtype), config.services.generator.procs
     parameters = width * shape.parameters // procs
     working = min(config.training.seq_len * 4, 8192) * (4 * shape.feed_forward + shape.vocabulary) * width // procs
     cache = round(share * memory) - parameters - working - CONTEXT
     smallest = config.training.seq_len * _kv_bytes(shape, width) // procs  # one sequence must fit
-    return {
+    parts = {
         "parameters": parameters,
         "activations": working,
         "KV cache": max(cache, smallest),
         "process": CONTEXT,
     }
+    return {name: config.generator.engines_per_gpu * size for name, size in parts.items()}
 
 
 def _reference(config: RunConfig, shape: ModelShape, placement: Placement) -> RoleMemory:

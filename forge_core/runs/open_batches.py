@@ -21,7 +21,7 @@ SAMPLED = (  # beginnings of the keys (and code) that a batch is planned or samp
     "training.batch_size", "training.gradient_accumulation_steps", "training.sync_interval", "training.seq_len",
     "run.seed", "eval.holdout",
     "eval.split", "eval.prompts", "generator.backend", "generator.sampling_params", "services.generator.num_replicas",
-    "roles.generators",
+    "generator.engines_per_gpu", "roles.generators",
 )  # fmt: skip
 GRADED = ("rewards", "reward ")  # those that it is graded with
 NO_GRADE = ("rewards.max_error_share", "rewards.timeout_s", "rewards.workers")  # that decide no grade

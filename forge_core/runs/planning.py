@@ -21,7 +21,7 @@ from forge_core.data.curriculum import Curriculum
 from forge_core.data.cursor import Cursor, next_rows
 from forge_core.data.prompts import PromptSet
 from forge_core.data_model import GenerationRequest, SamplingParams
-from forge_core.devices import generator_shape
+from forge_core.devices import engine_count
 from forge_core.generation.seeds import sample_seed
 
 REFILL_EPOCHS = 10**6  # data-order epochs from here on belong to refill rounds
@@ -39,15 +39,13 @@ SHARDS_PER_ENGINE = 4
 def shard_count(config: RunConfig) -> int:
     """Shards per batch: as configured; else one per generator role (the embedded backend runs rollouts one at a time),
     or four per vLLM engine, so that grading begins while others are sampled."""
-    engines, _ = generator_shape(config)
-    each = 1 if config.generator.backend == "hf" else SHARDS_PER_ENGINE * engines
+    each = 1 if config.generator.backend == "hf" else SHARDS_PER_ENGINE * engine_count(config)
     return config.rollout.shards or min(each * config.roles.generators, config.groups_per_batch)
 
 
 def shards_at_once(config: RunConfig) -> int:
     """Shards that one process samples at a time: one (the embedded backend), or what keeps its vLLM engines busy."""
-    engines, _ = generator_shape(config)
-    return 1 if config.generator.backend == "hf" else SHARDS_PER_ENGINE * engines
+    return 1 if config.generator.backend == "hf" else SHARDS_PER_ENGINE * engine_count(config)
 
 
 def signal_share(entry: dict[str, Any] | None) -> float:

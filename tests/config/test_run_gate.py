@@ -193,6 +193,30 @@ def test_a_vllm_of_the_other_kind_is_refused():
     assert machine_problems(config, place(config, ())) == []
 
 
+@pytest.mark.parametrize(
+    ("backend", "gpus", "way"), [([], 1, "generator.backend=hf"), (VLLM, 0, "services.generator.num_replicas")]
+)
+def test_engines_that_share_no_gpu_are_warned_about(backend, gpus, way):
+    (warning,) = validate_for_training(load_config(GOOD, [*backend, "generator.engines_per_gpu=2"]), gpus=gpus)
+    assert warning.startswith("generator.engines_per_gpu is 2, but ")
+    assert way in warning
+
+
+def test_engines_that_do_not_fit_on_a_gpu_together_are_refused(monkeypatch):
+    for module in ("forge_core.devices", "forge_core.config.gpu_gate"):
+        monkeypatch.setattr(f"{module}.visible_gpus", lambda: ("0", "1"))
+    three = [*VLLM, "generator.engines_per_gpu=3", "generator.engine_args.gpu_memory_utilization=0.4"]
+    config = load_config(GOOD, three)
+    problems = [p for p in machine_problems(config, place(config, ("0", "1"))) if "utilization" in p]
+    assert problems == [
+        "generator.engine_args.gpu_memory_utilization: 3 engines a GPU (generator.engines_per_gpu) take 120% of its "
+        "memory: use 0.33 or less"
+    ]
+    assert machine_problems(config, place(config, ())) == []
+    fewer = load_config(GOOD, [*three, "generator.engines_per_gpu=2"])
+    assert not any("utilization" in p for p in machine_problems(fewer, place(fewer, ("0", "1"))))
+
+
 FULL = "generator.engine_args.gpu_memory_utilization=0.95"
 
 
@@ -208,6 +232,8 @@ def beside(monkeypatch, gpus: tuple[str, ...], device: str, *overrides: str) -> 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
 @pytest.mark.parametrize(("gpus", "remedy"), [(("4", "5", "6"), "cuda:2"), (("4", "5"), "cpu")])
 def test_a_reward_model_on_a_gpu_that_vllm_fills_is_refused(device, gpus, remedy, monkeypatch):
+    half = ["generator.engines_per_gpu=2", "generator.engine_args.gpu_memory_utilization=0.475"]
+    assert beside(monkeypatch, gpus, device, *half)
     (problem,) = beside(monkeypatch, gpus, device, FULL)
     assert problem.startswith("rewards.functions: reward_model is on cuda:0, where vLLM takes 95% of the memory")
     assert f"set its device to {remedy}, or generator.engine_args.gpu_memory_utilization=0.9 or less" in problem

@@ -45,9 +45,9 @@ def make(tmp_path: Path, folders: Callable[[int], Path], monkeypatch: pytest.Mon
     def child(name: str, command: list[str], **settings: Any) -> ChildGroup:
         return ChildGroup(name, [command[0], "-m", "tests.generation.stand_in", str(tmp_path), command[-1]], **settings)
 
-    def make(faults: str, engines: int = 1) -> VLLMGenerator:
+    def make(faults: str, engines: int = 1, gpus: tuple[tuple[str, ...], ...] = ()) -> VLLMGenerator:
         (tmp_path / "faults").write_text(faults)
-        settings = VLLMSettings(gpus=((),) * engines, max_model_len=64)
+        settings = VLLMSettings(gpus=gpus or ((),) * engines, max_model_len=64)
         made.append(VLLMGenerator(folders, version=0, settings=settings, logs=tmp_path))
         return made[-1]
 
@@ -131,6 +131,27 @@ def test_an_engine_that_does_not_end_requests_is_ended_itself(
     assert "vllm-0 died (it did not end requests within 0 s" in caplog.text
     assert reasons(generator) == ["stop", "stop"]
     assert not runs(starts(tmp_path)[0][1])
+
+
+@pytest.mark.parametrize(("gpus", "at_first"), [((("0",), ("0",)), 1), ((("0",), ("1",)), 2), (((), ()), 2)])
+def test_engines_of_one_gpu_load_one_after_the_other(
+    gpus: tuple[tuple[str, ...], ...], at_first: int, make: Make, tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(make, "late", gpus=gpus)
+        until(lambda: (tmp_path / "starts").exists() and len(starts(tmp_path)) == at_first)
+        time.sleep(0.5)
+        assert len(starts(tmp_path)) == at_first
+        (tmp_path / "go").touch()
+        generator = made.result(30)
+    assert len(starts(tmp_path)) == len(generator._pool.live()) == 2
+    assert reasons(generator) == ["stop", "stop"]
+
+
+def test_an_engine_that_waited_for_one_that_cannot_start_is_not_started(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(vllm_replica.ReplicaDied, match="no such device"):
+        make("start", gpus=(("0",), ("0",)))
+    assert len(starts(tmp_path)) == 1
 
 
 def test_shutdown_ends_an_engine_that_is_being_started(make: Make, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from forge_core.config import load_config
 from forge_core.devices import place
 from forge_core.generation.vllm_settings import VLLMSettings
 from forge_core.runs.engines import OWN_MEMORY, SHARED_MEMORY, build_generator, takes_turns
+from forge_core.runs.planning import shard_count, shards_at_once
 
 ONE = ("GPU-5",)
 
@@ -41,6 +42,18 @@ def test_replicas_of_several_gpus_reach_the_engines(built: Any) -> None:
     assert settings.gpus == (("1", "2"), ("3", "4"))
     assert [settings.arguments(i, Path("w"))["tensor_parallel_size"] for i in (0, 1)] == [2, 2]
     assert [settings.variables(i)["CUDA_VISIBLE_DEVICES"] for i in (0, 1)] == ["1,2", "3,4"]
+
+
+def test_several_engines_on_a_gpu_divide_what_one_would_take(built: Any) -> None:
+    two = ("generator.engines_per_gpu=2", "services.generator.num_replicas=2", "grpo.beta=0")
+    settings = built(*two, gpus=("1", "2", "3"))
+    assert settings.gpus == (("1",), ("1",), ("2",), ("2",))
+    assert [settings.arguments(i, Path("w"))["gpu_memory_utilization"] for i in range(4)] == [OWN_MEMORY / 2] * 4
+    shared = built("generator.engines_per_gpu=2", gpus=ONE)
+    assert (shared.gpus, shared.memory_share) == ((ONE, ONE), SHARED_MEMORY / 2)
+    assert built("generator.engines_per_gpu=2", gpus=()).gpus == ((),), "on the CPU replicas are more engines"
+    config = load_config({"generator": {"backend": "vllm"}}, two)
+    assert (shard_count(config), shards_at_once(config)) == (8, 16)  # of a batch of 8 groups
 
 
 @pytest.mark.parametrize(("sharing", "sleeps"), [("sleep", True), ("split", False)])

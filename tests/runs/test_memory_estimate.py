@@ -69,6 +69,13 @@ def test_an_engine_takes_its_share_of_the_gpu_and_leaves_the_rest():
     assert all(fit.fits for fit in found)
 
 
+def test_engines_that_share_a_gpu_are_added_up():
+    two = ("generator.engines_per_gpu=2", "generator.engine_args.gpu_memory_utilization=0.25")
+    (one, _), (both, _) = estimated(configured(), 3), estimated(configured(*two), 3)
+    assert both["generator"].total == pytest.approx(40 * GIB, rel=1e-6)
+    assert both["generator"].parts["parameters"] == 2 * one["generator"].parts["parameters"]
+
+
 def test_roles_that_take_turns_on_a_gpu_need_the_larger_and_roles_that_split_it_the_sum():
     turns, split = (estimated(configured(f"generator.sharing={way}", "grpo.beta=0"), 1) for way in ("sleep", "split"))
     roles = turns[0]
