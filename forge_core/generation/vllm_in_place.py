@@ -62,7 +62,7 @@ class InPlace:
         staging, device = self._staging, next(model.parameters()).device
         with torch.no_grad():
             if staging is not None and staging.folder == folder:
-                model.load_weights(staging.weights())
+                model.load_weights(staging.take())
             else:
                 model.load_weights(_files(runner, folder))
         torch.cuda.current_stream(device).synchronize()  # what was staged may be written over from here on
@@ -84,12 +84,14 @@ class Staging:
     def done(self) -> bool:
         return not self._thread.is_alive()
 
-    def weights(self) -> list[Named]:
-        """All of them, once they are there. Raises what went wrong with reading them."""
+    def take(self) -> list[Named]:
+        """All of them, once they are there; only the buffer is kept (a tensor of a file keeps that file's memory).
+        Raises what went wrong with reading them."""
         self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._weights
+        self.folder, taken, self._weights = "", self._weights, []
+        return taken
 
     def _read(self, weights: Iterable[Named]) -> None:
         try:

@@ -73,22 +73,22 @@ def staged(weights, buffer=None) -> vllm_in_place.Staging:
 def test_staged_weights_are_copies_and_use_the_same_memory_again() -> None:
     first, second = tensors((3, 5), (7,), (2, 2, 2)), [*tensors((3, 5)), *tensors((4,), dtype=torch.float32)]
     one = staged(first)
-    found = dict(one.weights())
+    found = dict(one.take())
     assert one.done
     assert list(found) == ["w0", "w1", "w2"]
     assert all(torch.equal(found[name], tensor) and found[name] is not tensor for name, tensor in first)
     two = staged(second, one.buffer)
-    assert all(torch.equal(found, tensor) for (_, found), (_, tensor) in zip(two.weights(), second, strict=True))
+    assert all(torch.equal(found, tensor) for (_, found), (_, tensor) in zip(two.take(), second, strict=True))
     assert two.buffer is one.buffer
     larger = staged(tensors((1000, 10)), one.buffer)
-    assert len(larger.weights()) == 1
+    assert len(larger.take()) == 1
     assert larger.buffer is not one.buffer
 
 
 def test_what_is_beyond_the_memory_for_staging_is_taken_from_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_in_place, "STAGED_BYTES", 2 * vllm_in_place.ALIGNMENT)
     given = tensors((256,), (512,), (256,), (256,))  # of 512, 1024, 512 and 512 bytes
-    found = staged(given).weights()
+    found = staged(given).take()
     assert [new is old for (_, new), (_, old) in zip(found, given, strict=True)] == [False, True, False, True]
     assert all(torch.equal(new, old) for (_, new), (_, old) in zip(found, given, strict=True))
 
@@ -100,7 +100,7 @@ def test_weights_that_cannot_be_read_are_an_error_of_the_load() -> None:
 
     staging = staged(broken())
     with pytest.raises(OSError, match="no such file"):
-        staging.weights()
+        staging.take()
     assert staging.done
 
 
@@ -123,8 +123,11 @@ def test_what_was_staged_of_another_folder_is_not_loaded(monkeypatch: pytest.Mon
     worker.stage("/w/1")
     worker.load_in_place("/w/1")
     worker.load_in_place("/w/2")
-    assert [name for name, _ in loaded] == ["/w/1", "/w/2"]
-    assert worker.model_runner.model_config.model == "/w/2"  # type: ignore[attr-defined]
+    worker.stage("/w/3")
+    worker.load_in_place("/w/3")
+    worker.load_in_place("/w/3")
+    assert [name for name, _ in loaded] == ["/w/1", "/w/2", "/w/3", "/w/3"]
+    assert worker.model_runner.model_config.model == "/w/3"  # type: ignore[attr-defined]
 
 
 def test_a_user_may_have_an_extension_of_his_own(tmp_path) -> None:
