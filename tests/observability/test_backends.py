@@ -265,9 +265,9 @@ def test_a_backend_that_fails_warns_once_at_once_and_the_others_go_on(
         for batch in range(3):
             commit(store, batch, log)
         deadline = time.monotonic() + 30.0
-        while not caplog.records and time.monotonic() < deadline:
+        while "metric_logging" not in caplog.text and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert caplog.records, "it is said at once, not at the end"
+        assert "metric_logging" in caplog.text, "it is said at once, not at the end"
         log.close()
     (warning,) = [r.message for r in caplog.records if "metric_logging" in r.message]
     assert warning.startswith("metric_logging.jsonl failed, the run goes on: ")
@@ -286,7 +286,8 @@ def test_a_step_whose_metrics_cannot_be_made_is_skipped_with_a_warning_until_the
         for batch in range(4):
             commit(store, batch, log)
         log.close()
-    assert [r.message[:24] for r in caplog.records] == [f"step {batch} of {RUN} has no m" for batch in (0, 1)]
+    own = [message[:24] for message in caplog.messages if RUN in message]
+    assert own == [f"step {batch} of {RUN} has no m" for batch in (0, 1)]
     stored = lambda: [store.exists(layout.metrics(RUN, batch)) for batch in range(4)]
     assert stored() == [False, False, True, True]  # step 1 compares itself with the step before
     assert [line["step"] for line in lines(tmp_path / f"{NAME}.jsonl")] == [2, 3]

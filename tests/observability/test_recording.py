@@ -120,7 +120,11 @@ def test_wrong_values_are_left_out_with_one_warning(caplog: pytest.LogCaptureFix
         record_metric("mixed", 1.0, Reduce.MAX)
         record_metric("mixed", 2.0, Reduce.MEAN)
     assert values(drained(collector)) == {"mixed": 1.0}
-    assert [record.args[0] for record in caplog.records] == ["text", "table", "mixed"]
+    assert [record.args[0] for record in caplog.records if "is not recorded" in record.msg] == [
+        "text",
+        "table",
+        "mixed",
+    ]
 
 
 class Unfit:
@@ -140,7 +144,13 @@ def test_values_that_nobody_could_store_are_left_out_and_never_sent_on(caplog: p
     assert values(drained(collector)) == {"own": 2.0}
     assert [(metric.key, metric.value, type(metric.value)) for metric in seen] == [("own", 2.0, float)]
     assert torch_like is not seen[0].value
-    assert [record.args[0] for record in caplog.records] == ["unfit", "huge", "nan", "long", "mixed keys"]
+    assert [record.args[0] for record in caplog.records if "is not recorded" in record.msg] == [
+        "unfit",
+        "huge",
+        "nan",
+        "long",
+        "mixed keys",
+    ]
 
 
 class Number:
