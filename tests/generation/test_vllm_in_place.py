@@ -125,6 +125,8 @@ def test_what_was_staged_of_another_folder_is_not_loaded(monkeypatch: pytest.Mon
     worker.load_in_place("/w/2")
     worker.stage("/w/3")
     worker.load_in_place("/w/3")
+    assert worker._staging is not None
+    assert not worker._staging._weights, "tensors of files keep their memory"
     worker.load_in_place("/w/3")
     assert [name for name, _ in loaded] == ["/w/1", "/w/2", "/w/3", "/w/3"]
     assert worker.model_runner.model_config.model == "/w/3"  # type: ignore[attr-defined]

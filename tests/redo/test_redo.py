@@ -9,9 +9,11 @@ from pyarrow.dataset import dataset
 from forge_core.config import ConfigError
 from forge_core.generation.hf import HFGenerator
 from forge_core.models.stored import RunVersion
+from forge_core.runs import redo_setup
 from forge_core.runs.context import RunContext
 from forge_core.runs.episodes import add_rewards, read_episodes
 from forge_core.runs.initialise import initialise
+from forge_core.runs.planning import sampling_of
 from forge_core.runs.record import load_run
 from forge_core.runs.redo import StoredBatches, reuse_batch
 from forge_core.runs.redo_setup import rescore_of, retrain_of
@@ -31,7 +33,7 @@ from tests.redo.harness import (
     rescored,
     retrained,
 )
-from tests.runs.harness import advance, decided, make_batch, memory, new_run
+from tests.runs.harness import advance, decided, make_batch, memory, new_run, tiny
 
 pytestmark = pytest.mark.engine
 
@@ -290,6 +292,20 @@ def test_what_training_from_stored_episodes_cannot_do_is_said(
         return
     with pytest.raises(ConfigError, match=message):
         retrain_of(store, "tiny", overrides, loss, start)
+
+
+@pytest.mark.parametrize(("adaptive", "fits"), [("true", [8, 12, 16]), ("false", [16])])
+def test_batches_that_were_sampled_as_needed_have_more_than_one_size(adaptive: str, fits: list[int]) -> None:
+    filters = f"filters={{dynamic_sampling: true, oversample: 2, adaptive: {adaptive}}}"
+    config = tiny(filters)  # of 8 groups of 4
+
+    def problem(groups: int) -> str | None:
+        group = {"skipped": None, "seeds": [0] * 4}
+        return redo_setup._problem(
+            0, 0, [{"groups": [group] * groups, "sampling": sampling_of(config).__dict__}], config
+        )
+
+    assert [groups for groups in (7, 8, 12, 16, 17) if problem(groups) is None] == fits
 
 
 def test_a_batch_may_be_divided_into_several_optimizer_steps(store: Store) -> None:

@@ -46,6 +46,7 @@ def two_ranks(rank: int, out: Path, tied: Path, untied: Path) -> dict[str, Any]:
     found["saved_digest"] = data.state_digest()
     found["data"] = measured(trainer_of(tied, data_parallel=2))
     found["stopped"] = stopped_by_rank_one(data, rank)
+    found["rounded"] = read_between_passes(trainer_of(tied, data_parallel=2, dtype="bfloat16"), out / "first")
     tensor = trainer_of(tied, tensor_parallel=2, activation_checkpointing="selective")
     found["tensor"] = measured(tensor)
     tensor.load(out / "checkpoint")
@@ -57,6 +58,22 @@ def two_ranks(rank: int, out: Path, tied: Path, untied: Path) -> dict[str, Any]:
     stages.save(out / "stages")
     stages.push_weights(out / "stages-weights")
     return found
+
+
+def read_between_passes(trainer: TitanTrainer, folder: Path) -> dict[str, Any]:
+    """Digests and log-probabilities around what follows a forward pass without a backward one, which leaves gathered
+    and rounded copies in place of parameters: a step, and a checkpoint that is loaded."""
+
+    def logprobs() -> list[list[float]]:
+        return trainer.logprobs_samples(given, temperature=1.0)
+
+    given = grpo_samples(0)
+    trainer.save(folder)
+    found: dict[str, Any] = {"digest": trainer.state_digest(), "logprobs": logprobs(), "read": trainer.state_digest()}
+    trainer.train_samples(given, totals=totals_of(given), temperature=1.0)
+    found |= {"stepped": trainer.state_digest(), "of the step": logprobs()}
+    trainer.load(folder)
+    return found | {"loaded": trainer.state_digest(), "of the load": logprobs()}
 
 
 def stopped_by_rank_one(trainer: TitanTrainer, rank: int) -> list[str]:
@@ -136,6 +153,12 @@ def test_two_ranks_train_like_one(two: Any, alone: Any, name: str, model: int) -
     _, ranks = two
     assert_same(ranks[0][name], alone[model])
     assert ranks[0][name] == ranks[1][name]
+
+
+def test_a_forward_pass_alone_leaves_the_parameters_that_are_read_and_stepped(two: Any) -> None:
+    for found in (rank["rounded"] for rank in two[1]):
+        assert found["digest"] == found["read"] == found["loaded"] != found["stepped"]
+        assert found["logprobs"] == found["of the load"] != found["of the step"]
 
 
 def test_four_ranks_in_two_dimensions_train_like_one(folders: tuple[Path, Path], alone: Any, tmp_path: Path) -> None:
