@@ -140,8 +140,7 @@ def _generator(config: RunConfig, shape: ModelShape, placement: Placement, gpu_m
         processes = len(placement.generator)
         return RoleMemory("generator, each engine", (), processes, parts, sum(parts.values()), _VLLM_ON_CPU)
     parts = _vllm_on_gpu(config, shape, placement, gpu_memory[gpus[0]])
-    kept = config.generator.engines_per_gpu * CONTEXT
-    return RoleMemory("generator, each GPU", gpus, len(gpus), parts, kept, SETTINGS["vllm generator"])
+    return RoleMemory("generator, each GPU", gpus, len(gpus), parts, parts["process"], SETTINGS["vllm generator"])
 
 
 _VLLM_ON_CPU = (

@@ -39,8 +39,7 @@ SHARDS_PER_ENGINE = 4
 def shard_count(config: RunConfig) -> int:
     """Shards per batch: as configured; else one per generator role (the embedded backend runs rollouts one at a time),
     or four per vLLM engine, so that grading begins while others are sampled."""
-    each = 1 if config.generator.backend == "hf" else SHARDS_PER_ENGINE * engine_count(config)
-    return config.rollout.shards or min(each * config.roles.generators, config.groups_per_batch)
+    return config.rollout.shards or min(shards_at_once(config) * config.roles.generators, config.groups_per_batch)
 
 
 def shards_at_once(config: RunConfig) -> int:

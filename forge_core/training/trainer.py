@@ -75,6 +75,7 @@ class TitanTrainer:
         self._model: Any = None
         self._masters: Any = None
         self._optimizer: ShardedAdamW | None = None
+        self._sharded: list[Any] = []  # parts of the model that FSDP divides
         self._has_gradients = False
 
     @property
@@ -345,7 +346,7 @@ class TitanTrainer:
     def cleanup(self) -> None:
         """Free the model and the optimizer; ``setup`` starts afresh. The process group stays: others may share it."""
         self._model = self._masters = self._optimizer = None
-        self._has_gradients = False
+        self._sharded, self._has_gradients = [], False
 
     def _ready(self) -> tuple[Any, ShardedAdamW]:
         if self._model is None or self._optimizer is None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -73,7 +75,11 @@ def read_between_passes(trainer: TitanTrainer, folder: Path) -> dict[str, Any]:
     trainer.train_samples(given, totals=totals_of(given), temperature=1.0)
     found |= {"stepped": trainer.state_digest(), "of the step": logprobs()}
     trainer.load(folder)
-    return found | {"loaded": trainer.state_digest(), "of the load": logprobs()}
+    found |= {"loaded": trainer.state_digest(), "of the load": logprobs()}
+    model = weakref.ref(trainer._model)
+    trainer.cleanup()
+    gc.collect()
+    return found | {"freed": model() is None}
 
 
 def stopped_by_rank_one(trainer: TitanTrainer, rank: int) -> list[str]:
@@ -159,6 +165,7 @@ def test_a_forward_pass_alone_leaves_the_parameters_that_are_read_and_stepped(tw
     for found in (rank["rounded"] for rank in two[1]):
         assert found["digest"] == found["read"] == found["loaded"] != found["stepped"]
         assert found["logprobs"] == found["of the load"] != found["of the step"]
+        assert found["freed"]
 
 
 def test_four_ranks_in_two_dimensions_train_like_one(folders: tuple[Path, Path], alone: Any, tmp_path: Path) -> None:
