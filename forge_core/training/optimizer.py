@@ -3,6 +3,7 @@
 Guarantees:
 - The learning rate is a pure function of the optimizer step and the settings, so there is no scheduler state to lose.
 - The gradient norm is that of the whole model, whatever part of it this rank has.
+- Gradients that are not finite change nothing, neither parameters nor state.
 - Optimizer state exists from the start, so a checkpoint has the same tensors before and after the first step.
 """
 
@@ -70,8 +71,8 @@ class ShardedAdamW:
         return self._adamw.state
 
     @torch.no_grad()
-    def clip(self) -> float:
-        """Scale the gradients down to ``max_norm``; returns the norm that they had, over all ranks."""
+    def clip(self) -> Tensor:
+        """Scale the gradients down to ``max_norm``; returns the norm that they had, over all ranks, on the device."""
         for part, (_, parameter) in zip(self._parts, self._named, strict=True):
             if part is not parameter:  # FSDP may have moved the memory at its first step
                 part.data, part.grad = _local(parameter), None if parameter.grad is None else _local(parameter.grad)
@@ -80,7 +81,7 @@ class ShardedAdamW:
         if dist.get_world_size() > 1:
             norm = self._over_ranks(norm)
         clip_grads_with_norm_(self._parts, self._max_norm, norm, foreach=True)
-        return float(norm)
+        return norm
 
     def _over_ranks(self, norm: Tensor) -> Tensor:
         squared = norm.square()
@@ -90,10 +91,12 @@ class ShardedAdamW:
         dist.all_reduce(squared)
         return squared.sqrt()
 
-    def step(self, rate: float) -> None:
-        """One update at learning rate ``rate``."""
+    def step(self, rate: float, norm: Tensor) -> None:
+        """One update at learning rate ``rate``, unless ``norm``, that of the gradients, is not finite: then nothing
+        changes. Nobody waits for the device to know it."""
         for group in self._adamw.param_groups:
             group["lr"] = rate
+        self._adamw.found_inf = (~norm.isfinite()).to(torch.float32)  # the fused kernel looks at it
         self._adamw.step()
 
     def clear(self) -> None:

@@ -33,7 +33,7 @@ PAD_ID = 0  # what callers pad with; any token will do, since padding is masked 
 _SIGNIFICANT_BITS = 4
 GPU_SIZES = 4
 _SHORTEST_SHARE_OF_ROW = 4  # documents below row_len / 4 start a micro-batch of their own
-_INPUTS, _TARGETS = slice(None, -1), slice(1, None)
+_TARGETS = slice(1, None)
 LOGPROBS = ("generator_logprobs", "ref_logprobs", "proximal_logprobs")
 
 
@@ -193,16 +193,19 @@ def build(samples: Sequence[Sample], layout: Layout, pad_id: int) -> TextTrainBa
         flat[places] = values if isinstance(values, np.ndarray) else np.fromiter(values, dtype, len(places))
         return torch.from_numpy(flat.reshape(height, row_len))
 
-    def along(name: str, part: slice = _TARGETS) -> Iterable:
-        return chain.from_iterable(getattr(samples[index], name)[part] for index in order)
+    def along(name: str) -> Iterable:
+        return chain.from_iterable(getattr(samples[index], name)[_TARGETS] for index in order)
 
     def logprobs(name: str) -> torch.Tensor | None:
         return None if getattr(samples[0], name) is None else column(along(name), 0.0, np.float32)
 
+    tokens = np.fromiter(chain.from_iterable(samples[index].tokens for index in order), np.int64)
+    ends = np.cumsum(lengths + 1)
+    counts = b"".join(bytes(samples[index].loss_mask[_TARGETS]) for index in order)
     return TextTrainBatch(
-        input_ids=column(along("tokens", _INPUTS), pad_id, np.int64),
-        target_ids=column(along("tokens"), pad_id, np.int64),
-        target_mask=column(along("loss_mask"), 0.0, np.float32),
+        input_ids=column(np.delete(tokens, ends - 1), pad_id, np.int64),
+        target_ids=column(np.delete(tokens, ends - lengths - 1), pad_id, np.int64),
+        target_mask=column(np.frombuffer(counts, np.uint8), 0.0, np.float32),
         target_weights=column(along("weights"), 0.0, np.float32),
         generator_logprobs=logprobs("generator_logprobs"),
         ref_logprobs=logprobs("ref_logprobs"),

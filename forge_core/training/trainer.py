@@ -126,9 +126,8 @@ class TitanTrainer:
         """
         with self._whole():
             sums = self._accumulate(self._own_batches(samples), self.loss, temperature, totals, stop)
-        norm = self._clip()  # waits for the device, after which the metrics are there too
-        result = self._result(sums, whole=True)
-        return result, self._step(norm)
+        stepped = self.optim_step()  # waits for the device, after which the metrics are there too
+        return self._result(sums, whole=True), stepped
 
     def logprobs_samples(
         self, samples: Samples, *, temperature: float, stop: StopToken | None = None
@@ -235,26 +234,21 @@ class TitanTrainer:
         return (build(samples, layout, PAD_ID) for layout in ranks[self._mesh.data_rank])
 
     def optim_step(self) -> OptimStepResult:
-        """Clip the gradients, step, clear them. Raises RuntimeError without gradients or when they are not finite."""
-        return self._step(self._clip())
-
-    def _clip(self) -> float:
+        """Clip the gradients, step, clear them. Raises RuntimeError without gradients, and when they are not finite:
+        then nothing was changed."""
         _, optimizer = self._ready()
         if not self._has_gradients:
             raise RuntimeError("optim_step has no gradients to apply: call forward_backward first")
-        norm = optimizer.clip()
-        if not math.isfinite(norm):
-            self.clear_gradients()
-            raise RuntimeError(f"optimizer step {self.step} has gradient norm {norm}: nothing was changed")
-        return norm
-
-    def _step(self, norm: float) -> OptimStepResult:
         rate = learning_rate(self.step, self.settings)
-        self._ready()[1].step(rate)
+        norm = optimizer.clip()
+        optimizer.step(rate, norm)
         self._masters.refresh()
         self.clear_gradients()
+        found = norm.item()  # the device has all of the step by now
+        if not math.isfinite(found):
+            raise RuntimeError(f"optimizer step {self.step} has gradient norm {found}: nothing was changed")
         self.step += 1
-        return OptimStepResult(self.step, rate, norm)
+        return OptimStepResult(self.step, rate, found)
 
     def train_step(
         self,

@@ -172,15 +172,22 @@ def test_bfloat16_computes_in_bfloat16_and_steps_in_float32() -> None:
     assert {v.dtype for state in rounded._optimizer.state.values() for v in state.values()} == {torch.float32}
 
 
-def test_a_step_whose_gradient_is_not_finite_changes_nothing() -> None:
-    trainer, batches = trainer_of(), packed(samples(4))
-    before = trainer.state_digest()
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_whose_gradient_is_not_finite_changes_nothing(dtype: str) -> None:
+    trainer, batches = trainer_of(dtype=dtype), packed(samples(4))
+    trainer.train_step(packed(samples(4)))
+    before = {name: tensor.clone() for name, tensor in trainer._optimizer.named_state().items()}
+    digest = trainer.state_digest()
     batches[0].target_weights[0, -4:] = float("inf")
     trainer.forward_backward(batches)
-    with pytest.raises(RuntimeError, match=r"optimizer step 0 has gradient norm (nan|inf): nothing was changed"):
+    with pytest.raises(RuntimeError, match=r"optimizer step 1 has gradient norm (nan|inf): nothing was changed"):
         trainer.optim_step()
-    assert trainer.state_digest() == before
-    assert trainer.get_status()["step"] == 0
+    assert trainer.state_digest() == digest
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer._optimizer.named_state().items())
+    assert trainer.get_status()["step"] == 1
+    trainer.train_step(packed(samples(4)))  # and the next one goes on
+    assert trainer.get_status()["step"] == 2
+    assert {float(state["step"]) for state in trainer._optimizer.state.values()} == {2.0}
 
 
 def test_a_step_without_gradients_is_refused() -> None:
