@@ -23,7 +23,7 @@ import gc
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -258,7 +258,7 @@ def rates(found: dict[str, float], arch: Architecture, samples: list[Sample], de
 
 
 def profile(step: Callable[[], Any], title: str) -> str:
-    """The kernels that took longest in one step, and how long the GPU was busy."""
+    """The kernels that took longest in one step, how long the GPU was busy, and what came after its longest pauses."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
@@ -269,12 +269,32 @@ def profile(step: Callable[[], Any], title: str) -> str:
         wall = time.perf_counter() - started
     events = found.key_averages()
     key = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-    kernels = [e for e in events if str(e.device_type).endswith("CUDA")]
+    kernels = [e for e in events if _on_gpu(e)]
     busy = sum(e.self_device_time_total for e in kernels) / 1e6
     lines = [f"{e.self_device_time_total / 1e3:9.3f} ms {e.count:6d} x  {e.key[:150]}" for e in _slowest(kernels)]
     table = events.table(sort_by=key, row_limit=25, max_name_column_width=80)
     heading = f"=== {title}: wall {wall:.4f} s (profiled), kernels {busy:.4f} s"
-    return "\n".join([heading, *lines, "", table, ""])
+    return "\n".join([heading, *_pauses(found.events()), *lines, "", table, ""])
+
+
+def _on_gpu(event: Any) -> bool:
+    return str(event.device_type).endswith("CUDA") and not event.is_user_annotation
+
+
+def _pauses(events: Iterable[Any]) -> list[str]:
+    """The longest times that the GPU waited within a step: when (from the first event), how long, and what ended it."""
+    events = sorted(events, key=lambda e: e.time_range.start)
+    begun = events[0].time_range.start
+    until, found = begun, []
+    for event in filter(_on_gpu, events):
+        found.append((event.time_range.start - until, until - begun, event.key))
+        until = max(until, event.time_range.end)
+    idle = sum(pause for pause, _, _ in found if pause > 0)
+    longest = [
+        f"  idle {pause / 1e3:7.3f} ms at {at / 1e3:8.2f} ms, then {key[:90]}"
+        for pause, at, key in sorted(found)[:-13:-1]
+    ]
+    return [f"  idle {idle / 1e3:.2f} ms before the last kernel", *longest]
 
 
 def _slowest(kernels: list[Any]) -> list[Any]:

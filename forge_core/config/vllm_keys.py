@@ -2,7 +2,7 @@
 
 Invariants:
 - What Forge itself gives vLLM is refused, naming the key that decides it; so are other weights than the policy's, and
-  places of weights that a swap of weights does not reach.
+  places of weights that a swap of weights does not reach, and CUDA graphs that compute something else.
 - What changes the distribution that is sampled from is refused unless ``rollout.allow_truncated_sampling`` accepts it.
 - Names that the installed vLLM does not know are refused with the closest ones, values of another type with the type.
 - Code that vLLM would import is found (``named_classes``), so that its digest can be recorded, or refused (``opaque``).
@@ -110,6 +110,7 @@ def vllm_problems(config: RunConfig) -> list[str]:
         *_other_model(generator),
         *opaque(generator),
         *_unreached(generator.engine_args),
+        *_miscomputed(generator.engine_args.get("compilation_config")),
         *_problems("generator.sampling_params", generator.sampling_params, SAMPLING_PARAMS, sampling_parameters()),
         *([] if config.rollout.allow_truncated_sampling else _biasing(generator)),
     ]
@@ -181,6 +182,19 @@ def _unreached(engine_args: Mapping[str, Any]) -> list[str]:
         f"large for one GPU with {_PROCS}"
         for name, does in UNREACHED.items()
         if does(engine_args.get(name))
+    ]
+
+
+def _miscomputed(compilation: Any) -> list[str]:
+    """Graphs of whole steps that vLLM records with one token a request, and replays where a step has prompts too."""
+    mode = compilation.get("cudagraph_mode") if isinstance(compilation, dict) else None
+    if str(mode).upper() != "FULL":
+        return []
+    return [
+        f"generator.engine_args.compilation_config.cudagraph_mode: is {mode}, under which vLLM samples from another "
+        "distribution than the model's wherever one step has prompts and responses (1.3 nats a token with vLLM 0.25.1 "
+        "on an H200): leave it out, or use FULL_AND_PIECEWISE or FULL_DECODE_ONLY; cudagraph_capture_sizes above "
+        "max_num_seqs are for such steps"
     ]
 
 

@@ -96,7 +96,7 @@ class ShardedAdamW:
         changes. Nobody waits for the device to know it."""
         for group in self._adamw.param_groups:
             group["lr"] = rate
-        self._adamw.found_inf = (~norm.isfinite()).to(torch.float32)  # the fused kernel looks at it
+        self._adamw.found_inf = (~norm.isfinite()).to(torch.float32)  # type: ignore[attr-defined]  # the fused kernel looks at it
         self._adamw.step()
 
     def clear(self) -> None:

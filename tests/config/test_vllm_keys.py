@@ -184,6 +184,15 @@ def test_what_forge_decides_names_the_key_that_does(name: str, remedy: str) -> N
     assert remedy in refusal(*VLLM, f"generator.engine_args.{name}=2")
 
 
+@pytest.mark.parametrize(("mode", "refused"), [("FULL", True), ("full", True), ("FULL_AND_PIECEWISE", False)])
+def test_graphs_of_whole_steps_that_compute_something_else_are_refused(mode: str, refused: bool) -> None:
+    text = f"generator.engine_args.compilation_config.cudagraph_mode={mode}"
+    if refused:
+        assert "FULL_DECODE_ONLY" in refusal(*VLLM, text)
+    else:
+        validate_for_training(load_config(GOOD, [*VLLM, text]), gpus=0)
+
+
 def test_every_reason_of_the_installed_vllm_to_end_a_response_has_one_of_ours() -> None:
     folder = vllm_folder()
     assert folder is not None
