@@ -186,9 +186,10 @@ def _unreached(engine_args: Mapping[str, Any]) -> list[str]:
 
 
 def _miscomputed(compilation: Any) -> list[str]:
-    """Graphs of whole steps that vLLM records with one token a request, and replays where a step has prompts too."""
+    """Graphs of whole steps that vLLM records with one token a request, and replays where a step has prompts too. (An
+    engine that comes to them by other settings refuses them when it is loaded.)"""
     mode = compilation.get("cudagraph_mode") if isinstance(compilation, dict) else None
-    if str(mode).upper() != "FULL":
+    if str(mode).upper() not in ("FULL", "2"):  # by its name in vLLM, or by its value
         return []
     return [
         f"generator.engine_args.compilation_config.cudagraph_mode: is {mode}, under which vLLM samples from another "

@@ -295,12 +295,24 @@ async def serve(channel: Channel) -> None:
 
     args = AsyncEngineArgs(**start["engine_args"])
     config = args.create_engine_config(UsageContext.LLM_CLASS)
+    check_graphs(config.compilation_config)
     reserve_slots(config.scheduler_config)
     engine = AsyncLLM.from_vllm_config(config, usage_context=UsageContext.LLM_CLASS, disable_log_stats=True)
     serving = asyncio.ensure_future(_serve(engine, channel, start))
     dying = asyncio.ensure_future(_died(engine))
     await asyncio.wait([serving, dying], return_when=asyncio.FIRST_COMPLETED)
     await (serving if serving.done() else dying)
+
+
+def check_graphs(compilation: Any) -> None:
+    """Raise ValueError where vLLM would replay graphs of whole steps for steps with prompts, which computes something
+    else (``config/vllm_keys.py``). It comes to that by itself too, as with ``splitting_ops: []`` or some passes."""
+    if compilation.cudagraph_mode.name == "FULL":
+        raise ValueError(
+            "vLLM made cudagraph_mode FULL of the engine's settings, under which it samples from another distribution "
+            "than the model's: set generator.engine_args.compilation_config.cudagraph_mode to FULL_DECODE_ONLY, or "
+            "leave out what keeps graphs from being piecewise (splitting_ops, pass_config)"
+        )
 
 
 async def _died(engine: Any) -> None:

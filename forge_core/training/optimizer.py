@@ -96,7 +96,8 @@ class ShardedAdamW:
         changes. Nobody waits for the device to know it."""
         for group in self._adamw.param_groups:
             group["lr"] = rate
-        self._adamw.found_inf = (~norm.isfinite()).to(torch.float32)  # type: ignore[attr-defined]  # the fused kernel looks at it
+        # The fused kernel looks at this.
+        self._adamw.found_inf = (~norm.isfinite()).to(torch.float32)  # type: ignore[attr-defined]
         self._adamw.step()
 
     def clear(self) -> None:

@@ -184,7 +184,9 @@ def test_what_forge_decides_names_the_key_that_does(name: str, remedy: str) -> N
     assert remedy in refusal(*VLLM, f"generator.engine_args.{name}=2")
 
 
-@pytest.mark.parametrize(("mode", "refused"), [("FULL", True), ("full", True), ("FULL_AND_PIECEWISE", False)])
+@pytest.mark.parametrize(
+    ("mode", "refused"), [("FULL", True), ("full", True), ("2", True), ("FULL_AND_PIECEWISE", False)]
+)
 def test_graphs_of_whole_steps_that_compute_something_else_are_refused(mode: str, refused: bool) -> None:
     text = f"generator.engine_args.compilation_config.cudagraph_mode={mode}"
     if refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -158,3 +159,34 @@ def test_a_change_that_fails_ends_the_engine() -> None:
     sent, ended = played([("sleep", {"call": 7})])
     assert sent == [("failed", (7, "OSError: no memory")), ("died", "OSError: no memory")]
     assert ended
+
+
+@pytest.mark.engine
+def test_graphs_that_compute_something_else_are_refused_however_vllm_came_to_them() -> None:
+    from vllm.config import CompilationConfig
+    from vllm.config.compilation import CUDAGraphMode
+
+    def refused(mode: CUDAGraphMode, **settings: Any) -> bool:
+        compilation = CompilationConfig(mode=3, cudagraph_mode=mode, **settings)
+        compilation.set_splitting_ops_for_v1(all2all_backend="naive", data_parallel_size=1)
+        try:
+            vllm_engine.check_graphs(compilation)
+        except ValueError:
+            return True
+        return False
+
+    assert [mode.name for mode in CUDAGraphMode if refused(mode)] == ["FULL"]
+    whole = [mode.name for mode in CUDAGraphMode if refused(mode, splitting_ops=[])]
+    assert whole == ["FULL", "FULL_AND_PIECEWISE"], "vLLM makes FULL of its default where nothing is split"
+
+
+def test_an_engine_is_not_loaded_with_such_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SimpleNamespace(compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(name="FULL")))
+    arguments = lambda **given: SimpleNamespace(create_engine_config=lambda context: config)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(AsyncEngineArgs=arguments))
+    usage = SimpleNamespace(UsageContext=SimpleNamespace(LLM_CLASS=None))
+    monkeypatch.setitem(sys.modules, "vllm.usage.usage_lib", usage)
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine.async_llm", SimpleNamespace(AsyncLLM=None))
+    channel: Any = SimpleNamespace(receive=lambda: {"engine_args": {}})
+    with pytest.raises(ValueError, match="cudagraph_mode to FULL_DECODE_ONLY"):
+        asyncio.run(vllm_engine.serve(channel))
