@@ -1,8 +1,12 @@
 """How well does generation overlap training? Step times at S = 0, 1, 2 and 4 against ``max(W, T, (G + T) / (S + 1))``.
 
     python -m benchmarks.overlap_gpu                      (two GPUs: one for vLLM, one for the trainer)
+    python -m benchmarks.overlap_gpu --shape 3M --dtype float32 --threads 1 --groups 4      (no GPU: a core for each)
+    python -m benchmarks.overlap_gpu --kinds fixed --staleness 1 --groups 64   (one GPU, which both share: what a step
+                                                                               of ten seconds takes beside its work)
 
 W: engine-seconds of a batch at full load; T: seconds of a training step; G: seconds of the longest response under load.
+The formula takes generator and trainer to be apart: on a GPU of both it means little.
 Real flow, Prefect server, store, engine and trainer. Lengths are drawn in advance and EOS is ignored: once all equal,
 once long-tailed (log-normal with median 2,048 and mean 3,072, at most 16,384, divided by --scale so that a measurement
 takes minutes). "serial" is S = 2 on the long tail with an engine that serves one rollout task at a time.
@@ -14,9 +18,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import math
 import os
 import random
+import subprocess
 import tempfile
 import threading
 import time
@@ -27,6 +33,7 @@ from typing import Any
 
 from benchmarks.machine import provenance, write
 from benchmarks.shapes import random_model
+from benchmarks.smollm2_gpu import FORGE, RATES
 
 SAMPLES = 8
 GOALS = {"over_formula_at_most": 1.10, "orchestration_share_at_most_at_10_s": 0.02}
@@ -105,13 +112,14 @@ def config(args: argparse.Namespace, model: Path, store: Path, name: str, stalen
             "training": {
                 "batch_size": args.groups * SAMPLES, "seq_len": 64 + longest, "dtype": args.dtype,
                 "learning_rate": 1e-6, "token_budget": max(16384, 64 + longest), "epochs_per_batch": args.epochs,
+                "threads": args.threads,
             },
             "grpo": {"n_samples": SAMPLES, "beta": 0.0},
             "rollout": {"max_new_tokens": longest},
             "rewards": {"functions": [{"path": "benchmarks.shapes:coin"}]},
             "generator": {
                 "backend": "vllm", "dtype": args.dtype, "sampling_params": {"ignore_eos": True},
-                "engine_args": {"max_num_seqs": args.slots},
+                "engine_args": {"max_num_seqs": args.slots}, "sharing": "split", "threads": args.threads,
             },
             "eval": {"prompts": 0},
             "checkpoint": {"interval": 0},
@@ -154,8 +162,17 @@ def run(args: argparse.Namespace, engines: dict[str, Any], name: str, staleness:
     opened = open_store(str(store))
     entries = Ledger(opened, name).entries()
     found = figures(entries, shaped[0].intervals, staleness) if len(entries) > staleness + 2 else {}
-    swaps = shaped[0].swaps
+    swaps, found["orchestration"] = shaped[0].swaps, orchestration(store, name)
     return {**found, "swap_s": {k: median(s[k] for s in swaps) for k in swaps[0]} if swaps else {}}
+
+
+def orchestration(store: Path, name: str) -> dict[str, float]:
+    """Medians of ``orchestration/*``: what is neither training nor publishing, and not waiting for episodes."""
+    command = [*FORGE, "query", name, "--json", "--sql", RATES]
+    environment = {**os.environ, "FORGE_STORE": str(store)}
+    asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    rows = map(json.loads, asked.stdout.splitlines())
+    return {row["key"]: row["median"] for row in rows if row["key"].startswith("orchestration/")}
 
 
 def figures(entries: list[dict[str, Any]], intervals: list[tuple[float, float]], staleness: int) -> dict:
@@ -193,6 +210,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4])
+    parser.add_argument("--kinds", nargs="+", choices=("fixed", "long_tail"), default=["fixed", "long_tail"])
+    parser.add_argument("--threads", type=int, help="of the generator and of the trainer, on a CPU")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     args = parser.parse_args()
@@ -208,8 +227,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=args.folder) as args.work:
             os.chdir(args.work)  # where each run leaves its curve
             run(args, engines, "warm-up", 1, 2, lengths["long_tail"])
-            wanted = [(f"{kind}-{s}", s, 2 * s + 1, lengths[kind]) for kind in lengths for s in args.staleness]
-            for name, s, more, length in [*wanted, ("serial-2", 2, 5, lengths["long_tail"])]:
+            wanted = [(f"{kind}-{s}", s, 2 * s + 1, lengths[kind]) for kind in args.kinds for s in args.staleness]
+            serial = [("serial-2", 2, 5, lengths["long_tail"])] if "long_tail" in args.kinds else []
+            for name, s, more, length in [*wanted, *serial]:
                 try:
                     runs[name] = run(args, engines, name, s, args.steps + more, length)
                 except Exception as error:  # what was measured stays, and the next run may go well
@@ -225,7 +245,7 @@ def main() -> None:
 def compared(runs: dict[str, dict], lengths: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """Each run's step time over the formula's, with W and G taken from the runs at the largest S and at S = 0."""
     for kind in lengths:
-        mine = {s: found for s in args.staleness if (found := runs.get(f"{kind}-{s}"))}
+        mine = {s: runs[name] for s in args.staleness if "train_s" in runs.get(name := f"{kind}-{s}", {})}
         if not mine:
             continue
         train = median(r["train_s"] + r["publish_s"] for r in mine.values())

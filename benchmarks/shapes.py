@@ -14,6 +14,7 @@ import torch
 CHARACTERS = "0123456789+-*/=?.,: abcdefghijklmnopqrstuvwxyz"
 QWEN3 = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512},
+    "3M": {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 8, "vocab_size": 4096},
     "135M": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152},
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "vocab_size": 151936},
     "1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "vocab_size": 151936},
@@ -21,6 +22,7 @@ QWEN3 = {
 HEADS = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
 FEW_HEADS = {
     "tiny": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32},
+    "3M": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
     "135M": {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64},
 }
 

@@ -62,7 +62,7 @@ class EnginePool:
         self._waking = threading.Lock()  # held before ``_updating``: nothing starts between ``sleep`` and ``wake``
         self._restarts = [0] * len(settings.gpus)
         self._replicas: list[Replica | None] = [None] * len(settings.gpus)
-        self._loading = {gpus: threading.Lock() for gpus in settings.gpus if gpus}
+        self._loading = {gpus: threading.Lock() for gpus in settings.gpus if settings.measures}
         self._signature = engine_weights.signature(weights(version))
 
     def start(self) -> None:
@@ -161,8 +161,8 @@ class EnginePool:
             replica.close()
 
     def _started(self, index: int) -> Replica:
-        """A new engine number ``index`` that serves the present version. It is alone in loading on its GPUs: it
-        measures their free memory meanwhile."""
+        """A new engine number ``index`` that serves the present version. One that measures the free memory of its GPUs
+        is alone in loading on them."""
         with self._loading.get(self.settings.gpus[index], nullcontext()):
             for stop in (self._stop, self._ending):
                 stop.check()

@@ -16,6 +16,7 @@ from forge_core.generation.vllm_in_place import EXTENSION
 # request has a seed (it sets back the generator of random numbers, which torch cannot do there): prompts are taken
 # whole.
 ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False}
+CACHE_BYTES = "kv_cache_memory_bytes"
 TEXTUAL = ("stop", "bad_words", "structured_outputs")  # for these vLLM must have the tokenizer
 
 
@@ -52,6 +53,12 @@ class VLLMSettings:
             return "float8"
         return "tensorfloat32" if self.dtype == "float32" and not self.on_cpu else self.dtype
 
+    @property
+    def measures(self) -> bool:
+        """Whether an engine measures the free memory of its GPUs while it loads, which what others take there disturbs:
+        unless it is told the size of its key/value cache."""
+        return not self.on_cpu and not self.engine_args.get(CACHE_BYTES)
+
     def arguments(self, index: int, folder: Path) -> dict[str, Any]:
         """vLLM's arguments of engine ``index``; ``generator.engine_args`` may set all but Forge's own."""
         gpus = self.gpus[index]
@@ -82,7 +89,8 @@ class VLLMSettings:
             env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": threads}
             # Its only worker in the engine's own process: half as many imports, and no messages between them.
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-            env["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
+            stated = self.engine_args.get(CACHE_BYTES)  # which vLLM overrides by the variable, where there is one
+            env["VLLM_CPU_KVCACHE_SPACE"] = None if stated else os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
             if self.engine_args.get("enforce_eager", True):  # else the first request compiles for 18 s
                 env["TORCHDYNAMO_DISABLE"] = "1"
         return env | dict(self.environment(gpus))

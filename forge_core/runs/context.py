@@ -34,7 +34,7 @@ from forge_core.observability.reductions import Reduce
 from forge_core.observability.tracing import trace
 from forge_core.once import once
 from forge_core.rewards.actor import RewardActor
-from forge_core.runs.engines import build_generator, takes_turns
+from forge_core.runs.engines import build_generator, may_load_beside, takes_turns
 from forge_core.runs.evaluation import evaluate
 from forge_core.runs.evaluation_schedule import Evaluations
 from forge_core.runs.planning import Planner, shard_count, signal_share
@@ -338,15 +338,15 @@ class RunContext:
 
     def load_trainer(self, version: int) -> None:
         """Begin to load the trainer, at ``version``, while the first batch is sampled, where that is others' work. On a
-        GPU that both use the engine comes first: it measures the free memory while it is loaded. (Where they take turns
-        the trainer is loaded when it has its first.)"""
+        GPU that both use, an engine that measures the free memory while it is loaded comes first. (Where they take
+        turns the trainer is loaded when it has its first.)"""
         beside = self.role == "trainer" or self.config.generator.backend == "vllm"
-        if version >= self.config.steps or not beside:
+        if version >= self.config.steps or not beside or takes_turns(self):
             return
-        if not self.placement.shared:
-            self.trainer.begin(version)
-        elif not takes_turns(self):
+        if self.placement.shared and not may_load_beside(self.config):
             self._trainer_after_engine = version
+        else:
+            self.trainer.begin(version)
 
     def _engine_loaded(self) -> None:
         if self._trainer_after_engine is not None:

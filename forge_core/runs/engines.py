@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from forge_core.generation.vllm_settings import CACHE_BYTES
 from forge_core.logs import engine_logs
 
 if TYPE_CHECKING:
@@ -44,6 +45,11 @@ def takes_turns(ctx: Host) -> bool:
     """Whether generator and trainer use one GPU one after the other (vLLM sleeps while the trainer works)."""
     config = ctx.config.generator
     return config.backend == "vllm" and config.sharing == "sleep" and ctx.placement.shared
+
+
+def may_load_beside(config: RunConfig) -> bool:
+    """Whether others may take memory of a GPU while an engine of ``config`` loads on it."""
+    return config.generator.backend == "vllm" and bool(config.generator.engine_args.get(CACHE_BYTES))
 
 
 def memory_share(config: RunConfig, placement: Placement) -> float:

@@ -5,7 +5,8 @@ leave out (fragmentation, buffers of kernels and of communication) is why a GPU 
 
 - The trainer holds float32 parameters, gradients and two moments, sharded; a gathered copy in the compute type; what
   the backward pass needs of a micro-batch; and the logits' working memory.
-- A vLLM engine takes its share of the GPU whatever the model: what weights and working memory leave is its KV cache.
+- A vLLM engine takes its share of the GPU whatever the model: what weights and working memory leave is its KV cache,
+  unless ``kv_cache_memory_bytes`` states how large that is.
 - ``process`` is a process of its own. The run's own process, with the roles that are threads of it, is counted once.
 """
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from forge_core.config import RunConfig
 from forge_core.config.any_config import AnyConfig
 from forge_core.devices import Placement
+from forge_core.generation.vllm_settings import CACHE_BYTES
 from forge_core.observability.memory import SETTINGS
 from forge_core.runs.engines import memory_share
 from forge_core.runs.model_shape import ModelShape
@@ -163,7 +165,7 @@ def _vllm_on_cpu(config: RunConfig, shape: ModelShape) -> dict[str, int]:
     untied = shape.matrix if shape.tied else 0  # on a CPU the output matrix is written out
     return {
         "parameters": _width(config.generator.dtype) * (shape.parameters + untied),
-        "KV cache": round(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * GIB),
+        "KV cache": _stated(config) or round(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * GIB),
         "process": 2 * PROCESS,  # the engine and its worker
     }
 
@@ -178,10 +180,15 @@ def _vllm_on_gpu(config: RunConfig, shape: ModelShape, placement: Placement, mem
     parts = {
         "parameters": parameters,
         "activations": working,
-        "KV cache": max(cache, smallest),
+        "KV cache": _stated(config) or max(cache, smallest),
         "process": CONTEXT,
     }
     return {name: config.generator.engines_per_gpu * size for name, size in parts.items()}
+
+
+def _stated(config: RunConfig) -> int:
+    """Bytes of an engine's key/value cache where ``generator.engine_args`` states them; vLLM takes it at its word."""
+    return int(config.generator.engine_args.get(CACHE_BYTES) or 0)
 
 
 def _reference(config: RunConfig, shape: ModelShape, placement: Placement) -> RoleMemory:

@@ -116,3 +116,19 @@ def test_vllm_has_the_tokenizer_where_it_needs_one(given: dict[str, Any], tokeni
 )
 def test_quantization_is_the_coarsest_arithmetic_however_it_is_asked_for(args: dict[str, Any], kind: str) -> None:
     assert dataclasses.replace(TWO_BY_TWO, engine_args=args).arithmetic == kind
+
+
+def test_an_engine_that_is_told_the_size_of_its_cache_measures_no_memory() -> None:
+    stated = {"kv_cache_memory_bytes": 4_000_000_000}
+    assert TWO_BY_TWO.measures
+    assert not dataclasses.replace(TWO_BY_TWO, engine_args=stated).measures
+    assert not ON_CPU.measures
+    assert arguments(TWO_BY_TWO, engine_args=stated)["kv_cache_memory_bytes"] == 4_000_000_000
+
+
+def test_on_a_cpu_the_size_of_the_cache_that_is_stated_is_the_one_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    stated = dataclasses.replace(ON_CPU, engine_args={"kv_cache_memory_bytes": 4_000_000_000})
+    assert ON_CPU.variables(0)["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
+    assert ON_CPU.variables(0)["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    assert stated.variables(0)["VLLM_CPU_KVCACHE_SPACE"] is None, "vLLM would follow the variable"

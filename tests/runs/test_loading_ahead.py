@@ -23,6 +23,7 @@ from forge_core.training.stored import StoredTrainer
 from tests.runs.harness import advance, decided, make_batch, memory, new_run, opened, tiny
 
 VLLM = ("generator.backend=vllm", "max_staleness=1")
+STATED = "generator.engine_args.kv_cache_memory_bytes=4000000000"
 
 
 class Begun:
@@ -55,6 +56,8 @@ def run(*overrides: str, role: str | None = None, shared: bool = False) -> tuple
         ((), "trainer", False, [2]),
         (("generator.backend=vllm",), None, True, []),  # they take turns
         ((*VLLM, "generator.sharing=split"), None, True, []),  # the engine comes first
+        ((*VLLM, "generator.sharing=split", STATED), None, True, [2]),  # it measures no memory
+        (("generator.backend=vllm", STATED), None, True, []),  # they take turns all the same
         ((*VLLM, "steps=2"), None, False, []),  # there is nothing left to train
     ],
 )

@@ -76,6 +76,15 @@ def test_engines_that_share_a_gpu_are_added_up():
     assert both["generator"].parts["parameters"] == 2 * one["generator"].parts["parameters"]
 
 
+def test_a_cache_whose_size_is_stated_has_that_size():
+    stated = "generator.engine_args.kv_cache_memory_bytes=4000000000"
+    (one, _), (all_of_it, _) = estimated(configured(stated), 3), estimated(configured(), 3)
+    assert one["generator"].parts["KV cache"] == 4_000_000_000
+    assert one["generator"].parts["parameters"] == all_of_it["generator"].parts["parameters"]
+    (two, _) = estimated(configured(stated, "generator.engines_per_gpu=2"), 3)
+    assert two["generator"].parts["KV cache"] == 8_000_000_000
+
+
 def test_roles_that_take_turns_on_a_gpu_need_the_larger_and_roles_that_split_it_the_sum():
     turns, split = (estimated(configured(f"generator.sharing={way}", "grpo.beta=0"), 1) for way in ("sleep", "split"))
     roles = turns[0]
