@@ -10,6 +10,9 @@ Guarantees:
   if it has not started, and its result if it has.
 - A queued call whose ``stop`` token is set is not started: its caller gets ``forge_core.stop.Stopped``.
 - The thread is a daemon: it never keeps the process alive.
+- Beside other threads of Python it gets the interpreter when it is back from work that needs none (a kernel, a file),
+  ``SWITCH_S`` after it asks at the latest. Python's own limit is ten times that, and a training step asks hundreds of
+  times.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import contextvars
 import heapq
 import itertools
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -27,6 +31,7 @@ from typing import Any, TypeVar
 from forge_core.stop import StopToken
 
 T = TypeVar("T")
+SWITCH_S = 0.0005  # beside two busy threads a step of 60 small layers takes 74 ms with it and 121 ms without
 
 
 class EngineClosed(RuntimeError):
@@ -66,6 +71,7 @@ class EngineThread:
         self._calls: list[_Call] = []
         self._closed = False
         self._changed = threading.Condition()
+        sys.setswitchinterval(SWITCH_S)
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 

@@ -53,6 +53,7 @@ class EngineHost:
         self._gate.set()
         self._admission = Admission(self._gate, lambda item: bool(self._tokens(item)), self._start)
         self._held: list[dict[str, Any]] | None = None  # finished since the swap, waiting for its probe
+        self._finished: list[dict[str, Any]] = []  # that the parent is about to be told of
         self.ended = asyncio.Event()
 
     def handle(self, message: tuple[str, Any]) -> None:
@@ -76,6 +77,7 @@ class EngineHost:
     def _finished_task(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
+            self._tell()
             self._channel.send(("died", f"{type(error).__name__}: {error}"))
             self.ended.set()
 
@@ -91,6 +93,7 @@ class EngineHost:
                 self._channel.send(("failed", (number, text)))
                 raise  # the engine's memory or weights are in an unknown state
             result = {"refused": text}
+        self._tell()
         self._channel.send(("reply", (number, result)))
 
     # Requests -----------------------------------------------------------------------------------------------------
@@ -156,8 +159,16 @@ class EngineHost:
     def _report(self, result: dict[str, Any]) -> None:
         if self._held is not None:
             self._held.append(result)
-        else:
-            self._channel.send(("done", result))
+            return
+        if not self._finished:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._finished.append(result)
+
+    def _tell(self) -> None:
+        """What a step of the engine finished goes to the parent as one message: each would interrupt its trainer."""
+        finished, self._finished = self._finished, []
+        if finished:
+            self._channel.send(("done", finished))
 
     # Weights ------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from forge_core.generation import engine_weights
 from forge_core.generation.base import GenerationError, check_newer
+from forge_core.generation.engine_path import lasting_path
 from forge_core.generation.vllm_replica import Replica, ReplicaDied
 from forge_core.generation.vllm_settings import VLLMSettings
 from forge_core.models import probe
@@ -170,9 +171,9 @@ class EnginePool:
 
     def _loaded(self, index: int, version: int) -> Replica:
         name, folder = f"vllm-{index}", self.weights(version)
-        with self._loadable(folder) as loaded:
+        with self._loadable(folder) as loaded, lasting_path(loaded) as path:
             start = {
-                "engine_args": self.settings.arguments(index, loaded),
+                "engine_args": self.settings.arguments(index, path),
                 "version": version,
                 "dtype": self.settings.arithmetic,
                 "probe": probe.read(folder),

@@ -146,7 +146,8 @@ class Replica:
 
     def _handle(self, kind: str, body: Any) -> None:
         if kind == "done":
-            self._on_done(body)
+            for result in body:
+                self._on_done(result)
         elif kind == "ready":
             self._ready.set_result(body)
         elif kind == "died":

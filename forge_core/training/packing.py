@@ -111,10 +111,22 @@ def row_sizes(token_budget: int, seq_len: int, sizes: int) -> list[int]:
     return [size for place, size in enumerate(found) if place == 0 or size >= seq_len]
 
 
-def row_of_copies(sample: Sample, positions: int) -> TextTrainBatch:
-    """A micro-batch of one row of ``positions``, full of copies of ``sample``."""
-    copies = [sample] * (positions // _positions(sample))
-    return build(copies, Layout([[*range(len(copies))]], positions, 1), PAD_ID)
+def shapes(token_budget: int, seq_len: int, sizes: int) -> list[Layout]:
+    """Empty micro-batches of all the shapes that there may be with so many ``sizes``: of each size a row for several
+    documents, and rows for one document each; the largest first."""
+    found = row_sizes(token_budget, seq_len, sizes)
+    return [
+        shape
+        for size in found
+        for shape in (Layout([], size, 1), Layout([], min(seq_len, size), _height(size, seq_len)))
+    ]
+
+
+def full_of(sample: Sample, shape: Layout) -> TextTrainBatch:
+    """A micro-batch of that ``shape``, full of copies of ``sample``: a row has several only where there is one row."""
+    each = shape.row_len // _positions(sample) if shape.height == 1 else 1
+    rows = [[*range(row * each, (row + 1) * each)] for row in range(shape.height)]
+    return build([sample] * (each * shape.height), Layout(rows, shape.row_len, shape.height), PAD_ID)
 
 
 def round_up(n: int) -> int:
@@ -160,8 +172,13 @@ def _size(samples: Sequence[Sample], waiting: list[int], budget: int, seq_len: i
     return next((size for size in reversed(row_sizes(budget, seq_len, sizes)) if size >= total), budget)
 
 
+def _height(size: int, seq_len: int) -> int:
+    """Rows of a micro-batch of ``size`` positions with one document a row."""
+    return max(size // seq_len, 1)
+
+
 def _fixed_layouts(samples: Sequence[Sample], waiting: list[int], budget: int, seq_len: int) -> list[Layout]:
-    height = max(budget // seq_len, 1)
+    height = _height(budget, seq_len)
     alone = [waiting[i : i + height] for i in range(0, len(waiting), height)]
     shared: list[list[int]] = []
     free: list[int] = []

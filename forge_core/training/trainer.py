@@ -41,7 +41,7 @@ from forge_core.training.masters import Masters
 from forge_core.training.micro_loss import Loss, micro_loss
 from forge_core.training.optimizer import ShardedAdamW, learning_rate
 from forge_core.training.packed_rows import PackedRows
-from forge_core.training.packing import PAD_ID, Sample, build, documents, row_of_copies, row_sizes, sizes_for
+from forge_core.training.packing import PAD_ID, Sample, build, documents, full_of, shapes, sizes_for
 from forge_core.training.pipeline import FLUSH
 from forge_core.training.policy import Prepared
 from forge_core.training.published_probe import write_probe
@@ -103,14 +103,14 @@ class TitanTrainer:
         self.step, self._has_gradients = 0, False
 
     def warm_up(self, sample: Sample, place: int, *, temperature: float) -> bool:
-        """Make the code for the ``place``-th size that micro-batches may have, before a step needs it: the work of a
-        step on copies of ``sample``, of which nothing is left. Returns whether there was such a size: none where any
-        size may come, and none under pipeline parallelism."""
+        """Make the code for the ``place``-th shape that micro-batches may have, before a step needs it: the work of a
+        step on copies of ``sample``, of which nothing is left. Returns whether there was such a shape: none where any
+        may come, and none under pipeline parallelism."""
         s = self.settings
-        sizes = row_sizes(s.token_budget, s.seq_len, sizes_for(self.device, s.compile))
-        if self._pipeline is not None or place >= len(sizes):
+        known = shapes(s.token_budget, s.seq_len, sizes_for(self.device, s.compile))
+        if self._pipeline is not None or place >= len(known):
             return False
-        batch = row_of_copies(sample, sizes[place])
+        batch = full_of(sample, known[place])
         with self._whole():
             self.forward_backward(batch, temperature=temperature)
         self.clear_gradients()

@@ -46,7 +46,29 @@ def test_new_weights_on_a_gpu() -> None:
     assert not any(update["wrong"] for update in found["updates"])
     still, whole = found["medians"]["standstill_s"], found["medians"]["optimizer_step_to_first_token_s"]
     assert f"stood still for {still:.2f} s, and the first token of a version came {whole:.1f} s after" in text
-    assert measured["cards"][0] == "NVIDIA H200"
+    larger = measured["shapes"]["1.7B"]
+    assert not any(update["wrong"] for update in larger["updates"])
+    still, whole = larger["medians"]["standstill_s"], larger["medians"]["optimizer_step_to_first_token_s"]
+    assert f"at 1.7 billion, {still:.2f} s and {whole:.1f} s (" in text
+    assert measured["cards"][0] == larger["cards"][0] == "NVIDIA H200"
+
+
+def test_speed_of_the_generator() -> None:
+    measured, text = result("generator_gpu"), (ROOT / "docs" / "gpus.md").read_text()
+    assert measured["logprob_difference"] < 0.05
+    ours, plain = measured["ours_over_raw"], measured["ours_over_plain_raw"]
+    assert f"sampled {ours:.2f} times the tokens a second" in text
+    assert f"and {plain:.2f} times those of one without either" in text
+
+
+def test_what_staleness_hides() -> None:
+    measured, text = result("overlap_cpu"), (ROOT / "docs" / "gpus.md").read_text()
+    runs = {staleness: measured["runs"][f"long_tail-{staleness}"] for staleness in (0, 1, 2, 4)}
+    *seconds, last = [f"{run['step_s']:.1f}" for run in runs.values()]
+    assert f"a step took {', '.join(seconds)} and {last} s at 0, 1, 2 and 4" in text
+    assert f"{measured['runs']['serial-2']['step_s']:.1f} s at 2 with an engine that serves one" in text
+    assert all(abs(run["over_formula"] - 1) <= 0.07 for run in runs.values())
+    assert "within 7 %" in text
 
 
 def test_learning_on_one_gpu() -> None:

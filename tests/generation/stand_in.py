@@ -66,7 +66,7 @@ def next_fault(folder: Path) -> str:
 
 def done(channel: Channel, name: str, reason: str, version: int) -> None:
     result: dict[str, Any] = {"id": name, "tokens": [5], "logprobs": [-1.0], "reason": reason, "spans": [(version, 0)]}
-    channel.send(("done", result))
+    channel.send(("done", [result]))
 
 
 def die(channel: Channel, reason: str) -> NoReturn:

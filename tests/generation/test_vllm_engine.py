@@ -52,8 +52,10 @@ def nothing(*_: Any) -> None:
     pass
 
 
-def played(messages: Sent, on_add: Callable[..., None] = nothing, dies: bool = False) -> tuple[Sent, bool]:
-    """What the host says to ``messages``, and whether it has ended."""
+def played(
+    messages: Sent, on_add: Callable[..., None] = nothing, dies: bool = False, after: int = 0
+) -> tuple[Sent, bool]:
+    """What the host says to ``messages``, ``after`` so many turns of the event loop each, and whether it has ended."""
     sent: Sent = []
 
     async def play() -> bool:
@@ -65,11 +67,18 @@ def played(messages: Sent, on_add: Callable[..., None] = nothing, dies: bool = F
         host = EngineHost(engine, SimpleNamespace(send=sent.append), 0, "float32")  # type: ignore[arg-type]
         for message in messages:
             host.handle(message)
+            for _ in range(after):
+                await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0)
         return host.ended.is_set()
 
     return sent, asyncio.run(play())
+
+
+def told(sent: Sent) -> list[dict[str, Any]]:
+    """All results that the parent has heard of."""
+    return [result for kind, body in sent if kind == "done" for result in body]
 
 
 def asked(*names: str) -> tuple[str, Any]:
@@ -92,10 +101,20 @@ def raising(error: Exception) -> Callable[[str], None]:
 )
 def test_an_error_in_one_request_is_its_answer_and_the_others_go_on(error: Exception) -> None:
     sent, ended = played([asked("bad", "good")], raising(error))
-    results = {body["id"]: body for kind, body in sent if kind == "done"}
+    results = {result["id"]: result for result in told(sent)}
     assert results["bad"] == {"id": "bad", "refused": f"{type(error).__name__}: {error}"}
     assert results["good"]["tokens"] == [3, 4]
     assert not ended
+
+
+def test_what_ends_together_is_told_in_one_message_and_before_what_is_answered_later() -> None:
+    names = [f"r{i}" for i in range(40)]
+    sent, _ = played([asked(*names)])
+    assert [kind for kind, _ in sent] == ["done"]
+    assert [result["id"] for result in told(sent)] == names
+    sent, _ = played([asked(*names), ("config", {"call": 7})], after=3)
+    assert [kind for kind, _ in sent] == ["done", "reply"]
+    assert [result["id"] for result in told(sent)] == names
 
 
 def test_the_death_of_the_engine_is_no_answer_to_a_request() -> None:
@@ -110,7 +129,7 @@ def test_a_question_that_fails_is_answered_and_the_engine_goes_on(kind: str) -> 
     sent, ended = played([(kind, {"call": 7, **arguments}), asked("good")])  # this engine knows neither
     ((number, answer),) = (body for name, body in sent if name == "reply")
     assert (number, list(answer)) == (7, ["refused"])
-    assert [body["id"] for name, body in sent if name == "done"] == ["good"]
+    assert [result["id"] for result in told(sent)] == ["good"]
     assert not ended
 
 

@@ -154,7 +154,7 @@ def test_what_went_wrong_ahead_is_met_again_by_the_first_step(monkeypatch: pytes
 
 @pytest.mark.engine
 @pytest.mark.parametrize(("awaited_at", "made"), [(None, [0, 1, 2, 3]), (1, [0, 1])])
-def test_code_is_made_for_every_size_until_a_step_is_awaited(
+def test_code_is_made_for_every_shape_until_a_step_is_awaited(
     awaited_at: int | None, made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx = new_run(memory(), "grpo.beta=0.1")
@@ -192,5 +192,5 @@ def test_any_loss_takes_the_sample_that_code_is_made_with(
     before = session._loaded().state_digest()
     monkeypatch.setattr(trainer, "sizes_for", lambda device, compiled: 2)
     sample = session._like_those_of_steps()
-    assert [session._warm_up(sample, place) for place in range(3)] == [True, True, False]
+    assert [session._warm_up(sample, place) for place in range(5)] == [True] * 4 + [False]
     assert session._loaded().state_digest() == before

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from forge_core.engine_thread import EngineClosed, EngineThread
+from forge_core.engine_thread import SWITCH_S, EngineClosed, EngineThread
 from forge_core.stop import Stopped, StopToken
 
 
@@ -185,3 +185,8 @@ time.sleep(0.2)
     started = time.monotonic()
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
     assert time.monotonic() - started < 30
+
+
+def test_an_engine_gets_the_interpreter_back_soon(engine: EngineThread) -> None:
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    assert engine.call(sys.getswitchinterval) < 0.001

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_core.training.packing import Sample, documents, pack, round_up, row_of_copies, row_sizes
+from forge_core.training import policy
+from forge_core.training.packing import Sample, documents, full_of, pack, round_up, row_sizes, shapes
 from forge_core.training.settings import TrainerSettings
 from forge_core.training.sft_loss import SFTLoss
 from forge_core.training.trainer import TitanTrainer
@@ -160,9 +162,30 @@ def test_the_sizes_of_few_shapes_end_where_a_document_would_not_fit() -> None:
     assert row_sizes(1024, 100, 0) == []
 
 
-def test_a_row_of_copies_is_what_packing_makes_of_as_many_documents() -> None:
-    batch = row_of_copies(document(9), 20)
-    (packed,) = pack([document(9)] * 2, 20, 0, 15, sizes=1)
-    assert batch.input_ids.shape == (1, 20)
+@pytest.mark.parametrize(
+    ("place", "count", "shape", "plain"),
+    [(0, 8, (1, 64), False), (1, 4, (4, 16), True), (2, 4, (1, 32), False), (3, 2, (2, 16), True)],
+)
+def test_full_micro_batches_are_what_packing_makes_of_as_many_documents(
+    place: int, count: int, shape: tuple[int, int], plain: bool
+) -> None:
+    """Of both kinds: several documents in one row, and one a row where that takes no more micro-batches."""
+    batch = full_of(document(9 if shape[0] == 1 else 16), shapes(64, 16, 2)[place])
+    (packed,) = pack([document(9 if shape[0] == 1 else 16)] * count, 64, 0, 16, sizes=2)
+    assert batch.input_ids.shape == packed.input_ids.shape == shape
     columns = [(getattr(batch, f.name), getattr(packed, f.name)) for f in dataclasses.fields(batch)]
     assert all(ours is theirs is None or torch.equal(ours, theirs) for ours, theirs in columns)
+    prepared = policy.prepare(batch, torch.device("cpu"), torch.float32, longest=16)
+    assert (prepared.mask is None) is plain, "the kernels of the two are not the same"
+
+
+@pytest.mark.parametrize(("budget", "seq_len", "sizes"), [(1024, 100, 4), (1024, 300, 4), (1024, 100, 1), (64, 64, 1)])
+def test_packing_makes_no_shapes_but_those_that_are_known_ahead(budget: int, seq_len: int, sizes: int) -> None:
+    known = {(shape.height, shape.row_len) for shape in shapes(budget, seq_len, sizes)}
+    rng, met = random.Random(0), set()
+    for count in (1, 2, 3, 5, 8, 20, 60):
+        for longest in (3, seq_len // 4, seq_len):
+            for lengths in ([longest] * count, [rng.randint(2, longest) for _ in range(count)]):
+                batches = pack([document(length) for length in lengths], budget, 0, seq_len, sizes=sizes)
+                met |= {tuple(batch.input_ids.shape) for batch in batches}
+    assert met == known

@@ -1,0 +1,55 @@
+"""The path under which an engine loads its model: the same for every engine of one architecture, version after version.
+
+vLLM keeps what it compiles (half a minute of an engine's start on a GPU) under a hash that the model's path goes into.
+The folder of a version has another path in every version, run and store, so no start would find what one before it
+left. Hence a link, beside vLLM's own cache.
+
+Invariants:
+- A path is one engine's alone while that engine loads: two that load at the same time have two, so neither can be given
+  the other's model. The lock is the kernel's, so ``kill -9`` frees it.
+- The link is made by whoever has the lock, and gone when the lock is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def lasting_path(folder: Path) -> Iterator[Path]:
+    """A path of the model ``folder`` that another model of the same ``config.json`` had before, where there was one."""
+    architecture = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:16]
+    for number in itertools.count():
+        place = _cache() / "forge-models" / architecture / str(number)
+        place.mkdir(parents=True, exist_ok=True)
+        with (place / "lock").open("w") as lock:
+            if not _locked(lock.fileno()):
+                continue
+            link = place / "model"
+            link.unlink(missing_ok=True)  # of one that was killed
+            link.symlink_to(folder.absolute(), target_is_directory=True)
+            try:
+                yield link
+            finally:
+                link.unlink()
+            return
+
+
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _cache() -> Path:
+    """Where vLLM has its cache."""
+    own = os.environ.get("VLLM_CACHE_ROOT")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm"
