@@ -73,12 +73,11 @@ class Prefetcher:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """An empty folder to export weights to; in the cache, if they fit there, since ``adopt`` need not copy then."""
+        """An empty folder to export weights to; in the cache, if they fit there: then ``adopt`` need not copy them, nor
+        need a store of plain files, which has the cache beside them, to publish them."""
         size = 2 * object_size(self._find(0))  # of which the first version may have half
         cache = self._cache(size)
-        linked = self._store.folder is not None  # then adopting links what the store wrote
-        in_cache = not linked and cache.make_room(size)
-        with cache.scratch() if in_cache else temporary_folder("weights") as folder:
+        with cache.scratch() if cache.make_room(size) else temporary_folder("weights") as folder:
             yield folder
 
     def close(self) -> None:

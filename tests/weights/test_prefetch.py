@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forge_core.stop import Stopped, StopToken
-from forge_core.store import CorruptObject, Manifest, Store
+from forge_core.store import CorruptObject, Manifest, Store, local, open_store
 from forge_core.weights.prefetch import LEASES, Prefetcher
 from tests.weights.objects import delete, published, until
 
@@ -140,3 +140,31 @@ def test_an_export_made_in_scratch_is_the_versions_folder(memory: Store, make: M
         weights.adopt(manifest, folder)
     (adopted,) = cached(tmp_path)
     assert (adopted / "model.safetensors").read_bytes() == b"trained"
+
+
+def test_what_is_exported_for_a_store_of_plain_files_is_written_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever file system temporary files are on: publishing and adopting are links."""
+    monkeypatch.delenv("FORGE_WEIGHTS_CACHE", raising=False)
+    store = open_store(str(tmp_path / "store"))
+    written: list[str] = []
+    write = local._write
+
+    def noted(data: bytes | Path, target: Path) -> None:
+        written.extend([data.name] if isinstance(data, Path) else [])
+        write(data, target)
+
+    monkeypatch.setattr(local, "_write", noted)
+    weights = Prefetcher(store, lambda version: published(store, version), 2, enabled=True, stop=StopToken())
+    with weights.scratch() as folder:
+        assert folder.is_relative_to(tmp_path / "store"), "nothing can be linked from another file system"
+        (folder / "model.safetensors").write_bytes(b"trained")
+        files = store.upload("weights/00000005-a", {"model.safetensors": folder / "model.safetensors"}, given=True)
+        manifest = store.publish_uploaded("weights/00000005-a", files, request="r")
+        weights.adopt(manifest, folder)
+    assert not [name for name in written if name.endswith(".safetensors")]
+    assert not folder.exists()
+    weights = Prefetcher(store, lambda version: manifest, 2, enabled=True, stop=StopToken())
+    assert (weights.folder(5) / "model.safetensors").read_bytes() == b"trained"
+    weights.close()
