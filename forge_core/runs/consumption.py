@@ -8,7 +8,8 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
@@ -55,12 +56,31 @@ def shard_prefixes(ctx: RunContext, batch: int) -> dict[str, list[str]]:
 
 
 def load_step(ctx: RunContext, batch: int) -> StepData:
-    """The batch for its first training step: fates are decided here, and the staleness bound is checked."""
-    data = _load(ctx, batch, shard_prefixes(ctx, batch))
+    """The batch for its first training step: fates are decided here, and the staleness bound is checked. What is there
+    of the next one is read meanwhile."""
+    data = _whole(ctx, batch)
+    ctx.ahead.begin(batch + 1, partial(_read_ahead, ctx, batch + 1))
     groups = [group for plan in data.plans for group in planned_groups(ctx.run_id, plan)]
     missing = _broken(ctx, data.shards["episodes"]) if ctx.config.environment else {}
     data.fates = decide_fates(groups, data.episodes, ctx.record.sampled_batch(batch), fate_rules(ctx.config), missing)
     return data
+
+
+def _whole(ctx: RunContext, batch: int) -> StepData:
+    """The batch as it was read ahead, unless there is more of it by now (a refill)."""
+    shards, ahead = shard_prefixes(ctx, batch), ctx.ahead.take(batch)
+    if ahead is None or ahead.shards != shards:
+        return _load(ctx, batch, shards)
+    return replace(ahead, plans=ctx.rounds(batch))
+
+
+def _read_ahead(ctx: RunContext, batch: int) -> StepData | None:
+    """The batch, if it is planned and all of it is there."""
+    if ctx.stored_plan(batch, 0) is None:
+        return None
+    shards = shard_prefixes(ctx, batch)
+    there = all(ctx.store.published(prefix) for prefixes in shards.values() for prefix in prefixes)
+    return _load(ctx, batch, shards) if there else None
 
 
 def _broken(ctx: RunContext, prefixes: list[str]) -> dict[str, str]:

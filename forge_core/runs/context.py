@@ -38,6 +38,7 @@ from forge_core.runs.engines import build_generator, may_load_beside, takes_turn
 from forge_core.runs.evaluation import evaluate
 from forge_core.runs.evaluation_schedule import Evaluations
 from forge_core.runs.planning import Planner, shard_count, signal_share
+from forge_core.runs.reading_ahead import ReadAhead
 from forge_core.runs.record import RunRecord, RunRef, check_stored_code, load_run, refuse_generation
 from forge_core.runs.reference_session import ReferenceSession, Teacher
 from forge_core.runs.shard_manifests import ShardManifests
@@ -54,6 +55,7 @@ from forge_core.weights.prefetch import Prefetcher
 
 if TYPE_CHECKING:
     from forge_core.environments.rollout import Play
+    from forge_core.runs.consumption import StepData
 
 log = logging.getLogger("forge")
 _contexts: dict[RunRef, RunContext] = {}
@@ -105,6 +107,7 @@ class RunContext:
         self.candidates: dict[int, str] = {}
         self.teacher = Teacher(self.config)
         self.shards = ShardManifests(store, self.config.max_staleness + 2)  # of the open batches and the last
+        self.ahead: ReadAhead[StepData] = ReadAhead()
         self.metric_log = MetricLog(store, record.run_id, record.created_at, record.config, role, self.shards)
         self.observers: list[Callable[[dict[str, Any]], None]] = [self._prefetch_weights, self.metric_log.commit]
         self.note: Callable[[str], None] = log.info

@@ -22,8 +22,6 @@ STATED = {"kv_cache_memory_bytes": 4_000_000_000}
     [
         ((("0",), ("0",)), {}, 1),  # the second would find the memory of the first missing
         ((("0",), ("0",)), STATED, 2),
-        ((("0",), ("1",)), {}, 2),
-        (((), ()), {}, 2),
     ],
 )
 def test_engines_that_measure_the_memory_of_one_gpu_load_one_after_the_other(
