@@ -6,6 +6,7 @@ Invariants:
   replays.
 - Replay takes the committed steps after the newest complete checkpoint again, from stored objects; it generates,
   grades and publishes nothing, and compares every state with its ledger entry's ``state_digest``.
+- A first step on what the sampler computed otherwise than the trainer is an error (``sampler_check.py``).
 - A step that was interrupted halfway leaves no state behind that anybody uses; nor do ranks that died.
 - One rank works in this process, several in a child group (``rank_trainer.build_trainer``): the rest is the same.
 """
@@ -30,6 +31,7 @@ from forge_core.algorithms.ops import Totals
 from forge_core.engine_thread import EngineThread
 from forge_core.runs.consumption import load_committed, optimizer_batches
 from forge_core.runs.rank_trainer import Trainer, build_trainer
+from forge_core.runs.sampler_check import check_sampler
 from forge_core.store import File, entry_digest, layout
 from forge_core.store.checkpoints import publish_checkpoint
 from forge_core.temporary import temporary_folder
@@ -75,6 +77,7 @@ class TrainerSession:
         self._exact = ctx.device("trainer") == "cpu"
         self._drift: float | None = None  # of the replay that this process began with, until a step records it
         self._awaited = False  # whether somebody waits for a step
+        self._first: dict[str, float] = {}  # metrics of the first optimizer step on the newest batch
 
     def prepare(self, version: int) -> None:
         """Load the trainer and bring it to ``version``."""
@@ -139,6 +142,7 @@ class TrainerSession:
         self._at(data.batch)
         started = time.monotonic()
         stepped, metrics = self._step(data)
+        self._check_sampler(data.batch)
         metrics["time/train"] = time.monotonic() - started
         self._warn_of_mismatch(data.batch, metrics)
         if self._drift is not None:
@@ -244,6 +248,7 @@ class TrainerSession:
         if self._loss.needs_proximal and len(steps) * self._ctx.config.training.epochs_per_batch > 1:
             steps = [(self._with_proximal(samples), totals) for samples, totals in steps]
         metrics = [m for samples, totals in steps for m in self._optimizer_step(samples, totals)]
+        self._first = metrics[0] if metrics else {}
         self._version = data.batch + 1
         return bool(metrics), over_steps(metrics)
 
@@ -277,6 +282,9 @@ class TrainerSession:
             found = {"loss": result.loss, **self._loss.finish(result.metrics), **learned}
             metrics.append({**found, **self._loss.after_step(found)})
         return metrics
+
+    def _check_sampler(self, batch: int) -> None:
+        check_sampler(self._ctx, batch, self._first.get(ONE_VERSION_GAP))
 
     def _warn_of_mismatch(self, batch: int, metrics: dict[str, float]) -> None:
         limit, found = self._loss.mismatch_alarm, metrics.get(ONE_VERSION_GAP, 0.0)

@@ -1,0 +1,60 @@
+"""Whether the sampler computes what the trainer does, by the first batch of a run: the version that sampled it is the
+one that is trained, so their log-probabilities differ by rounding alone.
+
+Published versions have a probe (``models/probe.py``); the one that a run begins with has none. An engine that computes
+something else would be noticed at the first swap of weights, after a window of batches, or never.
+
+Nothing is said where the two differ by nature: truncated or altered sampling, episodes of another run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forge_core.generation.vllm_settings import VLLMSettings
+from forge_core.models.probe import TOLERANCE, coarsest
+
+if TYPE_CHECKING:
+    from forge_core.config import RunConfig
+    from forge_core.runs.context import RunContext
+
+HARMLESS = {"ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"}
+SOMEWHERE = (("",),)  # GPUs of an engine that another process has
+
+
+class SamplerMismatch(RuntimeError):
+    """The sampler's log-probabilities are not those of the model that it was given."""
+
+
+def check_sampler(ctx: RunContext, batch: int, gap: float | None) -> None:
+    """``gap``: mean difference of sampler and trainer in the first optimizer step on ``batch``, in nats a token (None:
+    nobody measured it). Raises SamplerMismatch."""
+    if batch or gap is None or ctx.record.parent or _altered(ctx.config):
+        return
+    allowed = TOLERANCE[_coarsest(ctx)]
+    if not gap <= allowed:  # nor if it is no number
+        raise SamplerMismatch(
+            f"training step 0: log-probabilities of sampler and trainer differ by {gap:.3g} on average (allowed: "
+            f"{allowed}), though version 0 sampled what it is trained on: the engine computes something else than the "
+            "model. Nothing was committed: leave out what changes the engine's computation (generator.engine_args, "
+            "generator.sampling_params), or use generator.backend=hf"
+        )
+
+
+def _altered(config: RunConfig) -> bool:
+    """Whether tokens are sampled from another distribution than the model's, as the stored log-probabilities say."""
+    rollout, generator = config.rollout, config.generator
+    truncated = rollout.top_p < 1 or rollout.top_k > 0 or rollout.min_p > 0
+    return (
+        truncated or bool(generator.sampling_params.keys() - HARMLESS) or "logits_processors" in generator.engine_args
+    )
+
+
+def _coarsest(ctx: RunContext) -> str:
+    """The coarsest type that a token's log-probability went through, on either side."""
+    config, generator = ctx.config, ctx.config.generator
+    placed = ctx.placement.generator if ctx.role is None else SOMEWHERE
+    engine = VLLMSettings(gpus=placed, dtype=generator.dtype, engine_args=generator.engine_args)
+    exact = config.training.dtype != "float32" or ctx.device("trainer") == "cpu"
+    trainer = "float8" if config.quantize.float8 else config.training.dtype if exact else "tensorfloat32"
+    return coarsest(engine.arithmetic, trainer, config.weights_dtype)
