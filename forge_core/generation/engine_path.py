@@ -15,38 +15,50 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import itertools
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
+
+log = logging.getLogger("forge")
 
 
 @contextmanager
 def lasting_path(folder: Path) -> Iterator[Path]:
-    """A path of the model ``folder`` that another model of the same ``config.json`` had before, where there was one."""
+    """A path of the model ``folder`` that another model of the same ``config.json`` had before, where there was one;
+    ``folder`` itself where nothing can be written beside vLLM's cache: vLLM can keep nothing there either."""
     architecture = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:16]
-    for number in itertools.count():
-        place = _cache() / "forge-models" / architecture / str(number)
-        place.mkdir(parents=True, exist_ok=True)
-        with (place / "lock").open("w") as lock:
-            if not _locked(lock.fileno()):
-                continue
-            link = place / "model"
-            link.unlink(missing_ok=True)  # of one that was killed
-            link.symlink_to(folder.absolute(), target_is_directory=True)
-            try:
-                yield link
-            finally:
-                link.unlink()
-            return
-
-
-def _locked(lock: int) -> bool:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        place, lock = _own_place(_cache() / "forge-models" / architecture)
+    except OSError as error:
+        log.debug("vLLM's cache cannot be written: %s", error)
+        yield folder
+        return
+    with lock:
+        link = place / "model"
+        link.unlink(missing_ok=True)  # of one that was killed
+        link.symlink_to(folder.absolute(), target_is_directory=True)
+        try:
+            yield link
+        finally:
+            link.unlink()
+
+
+def _own_place(root: Path) -> tuple[Path, IO[str]]:
+    """The first folder of ``root`` that nobody uses, and its lock, which is free once it is closed."""
+    for number in itertools.count():
+        place = root / str(number)
+        place.mkdir(parents=True, exist_ok=True)
+        lock = (place / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+        else:
+            return place, lock
+    raise AssertionError("unreachable")
 
 
 def _cache() -> Path:

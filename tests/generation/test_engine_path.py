@@ -78,3 +78,10 @@ def test_it_lies_where_vllm_keeps_what_it_compiles(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     with lasting_path(model(tmp_path / "v1")) as path:
         assert path.is_relative_to(tmp_path / "xdg" / "vllm")
+
+
+def test_without_a_cache_that_can_be_written_the_folder_is_loaded_itself(cache: Path, tmp_path: Path) -> None:
+    folder = model(tmp_path / "v1")
+    cache.write_text("a file where the folder would be")
+    with lasting_path(folder) as path:
+        assert path == folder
