@@ -42,6 +42,7 @@ from forge_core.runs.heartbeat import Heartbeat, Unchanged
 from forge_core.runs.initialise import initialise as import_version_zero
 from forge_core.runs.planning import shards_at_once
 from forge_core.runs.record import load_run
+from forge_core.runs.sampler_check import SamplerMismatch
 from forge_core.runs.trainer_session import DriftError
 from forge_core.runs.training import LostRace
 from forge_core.stop import Stopped, StopToken
@@ -52,7 +53,7 @@ FIRST_LOOK_S = 0.05  # between two looks at the store, at first; ``Store.longest
 START_WAIT_S = 3600.0  # for run.json: roles may be started before their run
 BEATS = 5  # heartbeats in a claim's timeout
 REFUSALS = (  # trying again would end the same way
-    *(ConfigError, DataError, ModelError, StalenessError, DriftError),
+    *(ConfigError, DataError, ModelError, StalenessError, DriftError, SamplerMismatch),
     *(IdentityError, CorruptObject, LedgerError),
 )
 

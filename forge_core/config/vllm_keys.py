@@ -112,7 +112,7 @@ def vllm_problems(config: RunConfig) -> list[str]:
         *_unreached(generator.engine_args),
         *_miscomputed(generator.engine_args.get("compilation_config")),
         *_problems("generator.sampling_params", generator.sampling_params, SAMPLING_PARAMS, sampling_parameters()),
-        *([] if config.rollout.allow_truncated_sampling else _biasing(generator)),
+        *([] if config.rollout.allow_truncated_sampling else biasing(generator)),
     ]
 
 
@@ -199,7 +199,7 @@ def _miscomputed(compilation: Any) -> list[str]:
     ]
 
 
-def _biasing(generator: GeneratorSection) -> list[str]:
+def biasing(generator: GeneratorSection) -> list[str]:
     """Settings that sample from another distribution than the policy's."""
     found = {
         **_given("generator.engine_args", generator.engine_args, BIASING_ARGS),

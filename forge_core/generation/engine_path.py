@@ -18,9 +18,8 @@ import itertools
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 log = logging.getLogger("forge")
 
@@ -30,38 +29,50 @@ def lasting_path(folder: Path) -> Iterator[Path]:
     """A path of the model ``folder`` that another model of the same ``config.json`` had before, where there was one;
     ``folder`` itself where nothing can be written beside vLLM's cache: vLLM can keep nothing there either."""
     architecture = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:16]
-    try:
-        place, lock = _own_place(_cache() / "forge-models" / architecture)
-    except OSError as error:
-        log.debug("vLLM's cache cannot be written: %s", error)
-        yield folder
-        return
-    with lock:
-        link = place / "model"
-        link.unlink(missing_ok=True)  # of one that was killed
-        link.symlink_to(folder.absolute(), target_is_directory=True)
+    with ExitStack() as stack:
+        path = folder
         try:
-            yield link
-        finally:
-            link.unlink()
+            place = stack.enter_context(_own_place(_cache() / "forge-models" / architecture))
+            path = stack.enter_context(_linked(place / "model", folder.absolute()))
+        except (OSError, RuntimeError) as error:  # the latter of a user without a home
+            log.debug("vLLM's cache cannot be written: %s", error)
+        yield path
 
 
-def _own_place(root: Path) -> tuple[Path, IO[str]]:
-    """The first folder of ``root`` that nobody uses, and its lock, which is free once it is closed."""
+@contextmanager
+def _linked(link: Path, folder: Path) -> Iterator[Path]:
+    link.unlink(missing_ok=True)  # of one that was killed
+    link.symlink_to(folder, target_is_directory=True)
+    try:
+        yield link
+    finally:
+        with suppress(OSError):  # the cache may have been removed meanwhile, and be another's by now
+            if link.readlink() == folder:
+                link.unlink()
+
+
+@contextmanager
+def _own_place(root: Path) -> Iterator[Path]:
+    """The first folder of ``root`` that nobody uses, locked."""
     for number in itertools.count():
         place = root / str(number)
         place.mkdir(parents=True, exist_ok=True)
-        lock = (place / "lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-        else:
-            return place, lock
-    raise AssertionError("unreachable")
+        with (place / "lock").open("w") as lock:
+            if _locked(lock.fileno()):
+                yield place
+                return
+
+
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _cache() -> Path:
     """Where vLLM has its cache."""
     own = os.environ.get("VLLM_CACHE_ROOT")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm"
+    found = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm"
+    return found.expanduser().absolute()

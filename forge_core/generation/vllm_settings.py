@@ -16,8 +16,14 @@ from forge_core.generation.vllm_in_place import EXTENSION
 # request has a seed (it sets back the generator of random numbers, which torch cannot do there): prompts are taken
 # whole.
 ON_CPU = {"enforce_eager": True, "enable_chunked_prefill": False}
-CACHE_BYTES = "kv_cache_memory_bytes"
+CACHE_BYTES, SHARE = "kv_cache_memory_bytes", "gpu_memory_utilization"
+ANY_SHARE = 0.01  # vLLM refuses to start where less than this share is free, also if it is told the size of the cache
 TEXTUAL = ("stop", "bad_words", "structured_outputs")  # for these vLLM must have the tokenizer
+
+
+def states_memory(engine_args: Mapping[str, Any]) -> bool:
+    """Whether an engine is told the size of its key/value cache, and no share of the GPU that must be free."""
+    return bool(engine_args.get(CACHE_BYTES)) and SHARE not in engine_args
 
 
 @dataclass(frozen=True)
@@ -55,14 +61,15 @@ class VLLMSettings:
 
     @property
     def measures(self) -> bool:
-        """Whether an engine measures the free memory of its GPUs while it loads, which what others take there disturbs:
-        unless it is told the size of its key/value cache."""
-        return not self.on_cpu and not self.engine_args.get(CACHE_BYTES)
+        """Whether an engine looks at the free memory of its GPUs while it loads, which what others take there
+        disturbs."""
+        return not self.on_cpu and not states_memory(self.engine_args)
 
     def arguments(self, index: int, folder: Path) -> dict[str, Any]:
         """vLLM's arguments of engine ``index``; ``generator.engine_args`` may set all but Forge's own."""
         gpus = self.gpus[index]
-        defaults: dict[str, Any] = {"gpu_memory_utilization": self.memory_share} if gpus else dict(ON_CPU)
+        share = ANY_SHARE if states_memory(self.engine_args) else self.memory_share
+        defaults: dict[str, Any] = {SHARE: share} if gpus else dict(ON_CPU)
         defaults["worker_extension_cls"] = EXTENSION
         ours = {
             "model": str(folder),

@@ -101,7 +101,7 @@ CATALOGUE: tuple[Key, ...] = (
     Key("validation/loss", "loss on held-out documents", "nats/token", VALID, runs="sft"),
     # Time
     Key(f"{TRAINER}/train_step/duration_avg_s", "optimizer steps", "s", ledger="time/train", timed=True, runs="both"),
-    Key("time/load", "reading the episodes of the batch, with rewards and reference log-probabilities", "s", timed=True),
+    Key("time/load", "waiting for the episodes of the batch, with rewards and reference log-probabilities; what is there is read while the step before is taken", "s", timed=True),
     Key("time/state_digest", "digest of the parameters after the step", "s", timed=True, runs="both"),
     Key(f"{TRAINER}/push_weights/duration_avg_s", "publishing the weights", "s", ledger="time/publish", timed=True, runs="both"),
     Key(f"{TRAINER}/waiting_for_buffer/duration_avg_s", "from the commit before to the start of this step; null in the first step after a resume", "s", timed=True, runs="both"),

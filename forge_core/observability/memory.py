@@ -28,6 +28,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "hf generator": ("generator.max_batch (lower)", "rollout.max_new_tokens (lower)", "generator.dtype=bfloat16"),
     "vllm generator": (
         "generator.engine_args.gpu_memory_utilization (lower beside another process, higher for too few cache blocks)",
+        "generator.engine_args.kv_cache_memory_bytes (lower, where it is set)",
         "generator.engine_args.max_num_seqs (lower)",
         "training.seq_len (lower)",
     ),

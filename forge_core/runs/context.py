@@ -359,6 +359,7 @@ class RunContext:
     def close(self) -> None:
         """End the engines of this process, and what it still does in the background."""
         self.background.close(timeout=10.0)
+        self.ahead.close()
         self.space.close(timeout=0.0)
         self.metric_log.close()
         self.forget_generator()

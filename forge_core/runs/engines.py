@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from forge_core.generation.vllm_settings import CACHE_BYTES
+from forge_core.generation.vllm_settings import states_memory
 from forge_core.logs import engine_logs
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def takes_turns(ctx: Host) -> bool:
 
 def may_load_beside(config: RunConfig) -> bool:
     """Whether others may take memory of a GPU while an engine of ``config`` loads on it."""
-    return config.generator.backend == "vllm" and bool(config.generator.engine_args.get(CACHE_BYTES))
+    return config.generator.backend == "vllm" and states_memory(config.generator.engine_args)
 
 
 def memory_share(config: RunConfig, placement: Placement) -> float:

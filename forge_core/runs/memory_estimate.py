@@ -147,7 +147,8 @@ def _generator(config: RunConfig, shape: ModelShape, placement: Placement, gpu_m
 
 _VLLM_ON_CPU = (
     "services.generator.num_replicas (lower)",
-    "VLLM_CPU_KVCACHE_SPACE (lower; GiB, an environment variable)",
+    "generator.engine_args.kv_cache_memory_bytes, or where it is not set VLLM_CPU_KVCACHE_SPACE (lower; GiB, an "
+    "environment variable)",
 )
 
 

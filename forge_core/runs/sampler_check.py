@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forge_core.config.vllm_keys import biasing
 from forge_core.generation.vllm_settings import VLLMSettings
 from forge_core.models.probe import TOLERANCE, coarsest
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from forge_core.config import RunConfig
     from forge_core.runs.context import RunContext
 
-HARMLESS = {"ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"}
 SOMEWHERE = (("",),)  # GPUs of an engine that another process has
 
 
@@ -31,23 +31,21 @@ def check_sampler(ctx: RunContext, batch: int, gap: float | None) -> None:
     nobody measured it). Raises SamplerMismatch."""
     if batch or gap is None or ctx.record.parent or _altered(ctx.config):
         return
-    allowed = TOLERANCE[_coarsest(ctx)]
+    # Logits were divided by the temperature, and so were their rounding errors.
+    allowed = TOLERANCE[_coarsest(ctx)] * max(1.0, 1.0 / ctx.config.grpo.temperature)
     if not gap <= allowed:  # nor if it is no number
         raise SamplerMismatch(
             f"training step 0: log-probabilities of sampler and trainer differ by {gap:.3g} on average (allowed: "
-            f"{allowed}), though version 0 sampled what it is trained on: the engine computes something else than the "
-            "model. Nothing was committed: leave out what changes the engine's computation (generator.engine_args, "
-            "generator.sampling_params), or use generator.backend=hf"
+            f"{allowed:.3g}), though version 0 sampled what it is trained on: the engine computes something else than "
+            "the model. Nothing was committed, and the episodes of this run are of no use: start a new one without "
+            "what changes the engine's computation (generator.engine_args), or with generator.backend=hf"
         )
 
 
 def _altered(config: RunConfig) -> bool:
     """Whether tokens are sampled from another distribution than the model's, as the stored log-probabilities say."""
-    rollout, generator = config.rollout, config.generator
-    truncated = rollout.top_p < 1 or rollout.top_k > 0 or rollout.min_p > 0
-    return (
-        truncated or bool(generator.sampling_params.keys() - HARMLESS) or "logits_processors" in generator.engine_args
-    )
+    rollout = config.rollout
+    return rollout.top_p < 1 or rollout.top_k > 0 or rollout.min_p > 0 or bool(biasing(config.generator))
 
 
 def _coarsest(ctx: RunContext) -> str:

@@ -85,7 +85,7 @@ class TrainerSession:
 
     def begin(self, version: int) -> None:
         """Begin to load the trainer, at ``version``, unless it is loaded, and to make its code for micro-batches of
-        every size, until a step is to be taken. Whoever needs it waits for that, and meets again what went wrong with
+        every shape, until a step is to be taken. Whoever needs it waits for that, and meets again what went wrong with
         it."""
         threading.Thread(target=self._begin, args=(version,), name="trainer-loading", daemon=True).start()
 
@@ -255,7 +255,7 @@ class TrainerSession:
     def _like_those_of_steps(self) -> Sample:
         """A sample with what those of a step have; it decides which code is made, not what that computes."""
         settings = self._settings()
-        length = max(2, min(settings.seq_len, settings.token_budget // 2))
+        length = max(2, min(settings.seq_len, settings.token_budget))
         zeros = [0.0] * length
         return Sample(
             tokens=[PAD_ID] * length,

@@ -21,7 +21,7 @@ quarter and so on, ``sizes`` of them, is one micro-batch of that size: padding i
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 import numpy as np
@@ -111,22 +111,36 @@ def row_sizes(token_budget: int, seq_len: int, sizes: int) -> list[int]:
     return [size for place, size in enumerate(found) if place == 0 or size >= seq_len]
 
 
-def shapes(token_budget: int, seq_len: int, sizes: int) -> list[Layout]:
-    """Empty micro-batches of all the shapes that there may be with so many ``sizes``: of each size a row for several
-    documents, and rows for one document each; the largest first."""
-    found = row_sizes(token_budget, seq_len, sizes)
-    return [
-        shape
-        for size in found
-        for shape in (Layout([], size, 1), Layout([], min(seq_len, size), _height(size, seq_len)))
-    ]
+@dataclass(frozen=True)
+class Shape:
+    """Of a micro-batch. ``shared``: its only row is for several documents, which needs other kernels."""
+
+    height: int
+    row_len: int
+    shared: bool
 
 
-def full_of(sample: Sample, shape: Layout) -> TextTrainBatch:
-    """A micro-batch of that ``shape``, full of copies of ``sample``: a row has several only where there is one row."""
-    each = shape.row_len // _positions(sample) if shape.height == 1 else 1
+def shapes(token_budget: int, seq_len: int, sizes: int) -> list[Shape]:
+    """All the shapes that micro-batches may have with so many ``sizes``, of each size both kinds; the largest first."""
+    found = []
+    for size in row_sizes(token_budget, seq_len, sizes):
+        found += [Shape(1, size, shared=True), Shape(_height(size, seq_len), min(seq_len, size), shared=False)]
+    return found
+
+
+def full_of(sample: Sample, shape: Shape) -> TextTrainBatch:
+    """A micro-batch of that ``shape``, full of copies of ``sample``, or of as much of it as has room."""
+    room = shape.row_len // 2 if shape.shared else shape.row_len
+    document = beginning(sample, room + 1)
+    each = shape.row_len // _positions(document) if shape.shared else 1
     rows = [[*range(row * each, (row + 1) * each)] for row in range(shape.height)]
-    return build([sample] * (each * shape.height), Layout(rows, shape.row_len, shape.height), PAD_ID)
+    return build([document] * (each * shape.height), Layout(rows, shape.row_len, shape.height), PAD_ID)
+
+
+def beginning(sample: Sample, length: int) -> Sample:
+    """The first ``length`` tokens of ``sample``, with all that runs along them."""
+    columns = {name: getattr(sample, name) for name in ("tokens", "loss_mask", "weights", *LOGPROBS)}
+    return replace(sample, **{name: values[:length] for name, values in columns.items() if values is not None})
 
 
 def round_up(n: int) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,45 @@ def test_without_a_cache_that_can_be_written_the_folder_is_loaded_itself(cache: 
     cache.write_text("a file where the folder would be")
     with lasting_path(folder) as path:
         assert path == folder
+
+
+def test_without_links_the_folder_is_loaded_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("no links on this file system")
+
+    monkeypatch.setattr(Path, "symlink_to", fails)
+    folder = model(tmp_path / "v1")
+    for _ in range(2):
+        with lasting_path(folder) as path:
+            assert path == folder
+
+
+def test_a_cache_that_is_removed_while_an_engine_loads_is_no_error(tmp_path: Path, cache: Path) -> None:
+    first, second = model(tmp_path / "v1", weights="1"), model(tmp_path / "v2", weights="2")
+    with lasting_path(first):
+        shutil.rmtree(cache)
+    with lasting_path(first) as one:
+        shutil.rmtree(cache)
+        with lasting_path(second) as two:
+            assert two == one, "its lock is another file now"
+            assert (two / "weights").read_text() == "2"
+        with lasting_path(second) as two:
+            pass
+    with lasting_path(second) as two:
+        assert (two / "weights").read_text() == "2"
+
+
+def test_one_that_ends_leaves_the_link_of_another(tmp_path: Path, cache: Path) -> None:
+    first, second = model(tmp_path / "v1", weights="1"), model(tmp_path / "v2", weights="2")
+    with ExitStack() as late:
+        with lasting_path(first):
+            shutil.rmtree(cache)
+            two = late.enter_context(lasting_path(second))
+        assert (two / "weights").read_text() == "2"
+
+
+def test_a_cache_in_the_home_folder_is_found_as_vllm_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "~/cache")
+    with lasting_path(model(tmp_path / "v1")) as path:
+        assert path.is_relative_to(tmp_path / "home" / "cache")

@@ -122,6 +122,10 @@ def test_an_engine_that_is_told_the_size_of_its_cache_measures_no_memory() -> No
     stated = {"kv_cache_memory_bytes": 4_000_000_000}
     assert TWO_BY_TWO.measures
     assert not dataclasses.replace(TWO_BY_TWO, engine_args=stated).measures
+    assert arguments(TWO_BY_TWO, engine_args=stated)["gpu_memory_utilization"] == 0.01, "else so much must be free"
+    both = {**stated, "gpu_memory_utilization": 0.3}
+    assert dataclasses.replace(TWO_BY_TWO, engine_args=both).measures, "vLLM looks whether that share is free"
+    assert arguments(TWO_BY_TWO, engine_args=both)["gpu_memory_utilization"] == 0.3
     assert not ON_CPU.measures
     assert arguments(TWO_BY_TWO, engine_args=stated)["kv_cache_memory_bytes"] == 4_000_000_000
 

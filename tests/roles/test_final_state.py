@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flows.role_session import final_state
+from flows.role_session import REFUSED, final_state
 from flows.stopping import SIGTERM, STOP
+from forge_core.runs.sampler_check import SamplerMismatch
+from forge_core.runs.trainer_session import DriftError
 from forge_core.stop import Stopped
 
 
@@ -17,3 +19,10 @@ def test_a_role_whose_machine_is_taken_crashed_and_one_that_was_stopped_is_cance
     assert found is not None
     assert (found.type.value, found.name) == state
     assert reason in (found.message or "")
+
+
+@pytest.mark.parametrize("error", [SamplerMismatch("other kernels"), DriftError("another machine")])
+def test_what_would_end_the_same_way_again_is_no_reason_to_start_a_role_again(error: Exception) -> None:
+    found = final_state("trainer", error)
+    assert found is not None
+    assert (found.name, found.message) == (REFUSED, f"{type(error).__name__}: {error}")

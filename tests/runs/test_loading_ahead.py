@@ -24,6 +24,7 @@ from tests.runs.harness import advance, decided, make_batch, memory, new_run, op
 
 VLLM = ("generator.backend=vllm", "max_staleness=1")
 STATED = "generator.engine_args.kv_cache_memory_bytes=4000000000"
+SHARE = "generator.engine_args.gpu_memory_utilization=0.3"
 
 
 class Begun:
@@ -57,6 +58,7 @@ def run(*overrides: str, role: str | None = None, shared: bool = False) -> tuple
         (("generator.backend=vllm",), None, True, []),  # they take turns
         ((*VLLM, "generator.sharing=split"), None, True, []),  # the engine comes first
         ((*VLLM, "generator.sharing=split", STATED), None, True, [2]),  # it measures no memory
+        ((*VLLM, "generator.sharing=split", STATED, SHARE), None, True, []),  # that share must be free when it starts
         (("generator.backend=vllm", STATED), None, True, []),  # they take turns all the same
         ((*VLLM, "steps=2"), None, False, []),  # there is nothing left to train
     ],

@@ -53,6 +53,20 @@ def test_what_was_read_is_given_once_and_a_failure_is_nothing() -> None:
 
 
 @pytest.mark.fast
+def test_a_batch_is_read_once_however_often_it_is_begun_and_forgotten_at_the_end() -> None:
+    ahead: ReadAhead[str] = ReadAhead()
+    reads = []
+    for _ in range(3):
+        ahead.begin(1, lambda: reads.append("read") or "one")
+    assert (ahead.take(1), reads) == ("one", ["read"])
+    go = threading.Event()
+    ahead.begin(2, lambda: "two" if go.wait(10) else None)
+    go.set()
+    ahead.close()
+    assert ahead.take(2) is None
+
+
+@pytest.mark.fast
 def test_a_batch_that_is_still_being_read_is_waited_for() -> None:
     ahead: ReadAhead[str] = ReadAhead()
     go = threading.Event()
@@ -106,6 +120,8 @@ def test_a_batch_that_was_refilled_meanwhile_is_read_again() -> None:
     load_step(ctx, 0)  # begins to read batch 1
     assert ctx.ahead._thread is not None
     ctx.ahead._thread.join()
+    (ahead,) = ctx.ahead._found
+    assert len(ahead.plans) == 1
     refill(ctx, 1)
     assert len(ctx.rounds(1)) > 1
     data = load_step(ctx, 1)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from forge_core.models.probe import TOLERANCE
+from forge_core.runs import stages
 from forge_core.runs.consumption import load_step
-from forge_core.runs.context import RunContext
 from forge_core.runs.initialise import initialise
 from forge_core.runs.sampler_check import SamplerMismatch, check_sampler
 from forge_core.runs.training import train_batch
@@ -18,6 +18,7 @@ from forge_core.store import layout
 from tests.runs.harness import make_batch, memory, new_run, tiny
 
 VLLM = "generator.backend=vllm"
+TRUNCATED = "rollout.allow_truncated_sampling=true"
 GPU = (("0",),)
 
 
@@ -47,7 +48,7 @@ def host(*overrides: str, gpus: Any = ((),), trainer: str = "cpu", role: str | N
 def test_the_two_may_differ_by_as_much_as_the_coarsest_type_rounds(run: Any, allowed: str) -> None:
     check_sampler(run, 0, 0.99 * TOLERANCE[allowed])
     for gap in (1.01 * TOLERANCE[allowed], math.nan):
-        with pytest.raises(SamplerMismatch, match=rf"^training step 0: .* \(allowed: {TOLERANCE[allowed]}\)"):
+        with pytest.raises(SamplerMismatch, match=rf"^training step 0: .* \(allowed: {TOLERANCE[allowed]:.3g}\)"):
             check_sampler(run, 0, gap)
 
 
@@ -58,9 +59,9 @@ def test_the_two_may_differ_by_as_much_as_the_coarsest_type_rounds(run: Any, all
         (host(), 1, 9.0),  # old episodes
         (host(), 0, None),  # a loss that does not measure it
         (host(parent={"run": "other"}), 0, 9.0),
-        (host("rollout.top_p=0.9", "rollout.allow_truncated_sampling=true"), 0, 9.0),
-        (host(VLLM, "generator.sampling_params.repetition_penalty=1.2"), 0, 9.0),
-        (host(VLLM, "generator.engine_args.logits_processors=[mine]"), 0, 9.0),
+        (host("rollout.top_p=0.9", TRUNCATED), 0, 9.0),
+        (host(VLLM, "generator.sampling_params.repetition_penalty=1.2", TRUNCATED), 0, 9.0),
+        (host(VLLM, "generator.engine_args.logits_processors=[mine]", TRUNCATED), 0, 9.0),
     ],
 )
 def test_where_they_differ_by_nature_nothing_is_said(run: Any, batch: int, gap: float | None) -> None:
@@ -68,35 +69,53 @@ def test_where_they_differ_by_nature_nothing_is_said(run: Any, batch: int, gap: 
 
 
 @pytest.mark.fast
-def test_settings_that_only_end_a_response_change_no_distribution() -> None:
+@pytest.mark.parametrize("settings", ["{ignore_eos: true, stop_token_ids: [2]}", "{repetition_penalty: 1}"])
+def test_settings_that_change_no_distribution_excuse_nothing(settings: str) -> None:
     with pytest.raises(SamplerMismatch):
-        check_sampler(host(VLLM, "generator.sampling_params={ignore_eos: true, stop_token_ids: [2]}"), 0, 9.0)
+        check_sampler(host(VLLM, f"generator.sampling_params={settings}"), 0, 9.0)
+
+
+@pytest.mark.fast
+def test_rounding_grows_with_the_logits_as_the_temperature_falls() -> None:
+    check_sampler(host("grpo.temperature=0.1"), 0, 9 * TOLERANCE["float32"])
+    for temperature in (0.1, 2.0):
+        with pytest.raises(SamplerMismatch):
+            check_sampler(host(f"grpo.temperature={temperature}"), 0, 11 * TOLERANCE["float32"])
 
 
 @pytest.mark.engine
-def test_a_run_ends_before_anything_is_committed_and_goes_on_with_what_is_right(
+def test_a_run_ends_before_anything_is_committed_and_says_that_its_episodes_are_of_no_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ctx = new_run(memory(), "eval.prompts=0")
     initialise(ctx)
-    make_batch(ctx, 0)
+    write = stages.episode_row
 
-    def shifted(run: RunContext, batch: int) -> Any:
-        data = load_step(run, batch)
-        for episode in data.generated:
-            episode.response_logprobs = [value - 0.5 for value in episode.response_logprobs]
-        return data
+    def shifted(*asked: Any) -> dict[str, Any]:
+        row = write(*asked)
+        return {**row, "response_logprobs": [value - 0.5 for value in row["response_logprobs"]]}
 
     with monkeypatch.context() as other_kernels:
-        other_kernels.setattr("forge_core.runs.training.load_step", shifted)
-        for _ in range(2):
-            with pytest.raises(SamplerMismatch, match=r"differ by 0\.5 on average"):
-                train_batch(ctx, 0)
+        other_kernels.setattr(stages, "episode_row", shifted)
+        make_batch(ctx, 0)
+    for _ in range(2):  # what was sampled stays what it is
+        with pytest.raises(SamplerMismatch, match=r"differ by 0\.5 on average .* of no use: start a new one without"):
+            train_batch(ctx, 0)
     assert ctx.ledger.head() == 0
     assert not ctx.store.published(layout.weights(ctx.run_id, 1, ctx.attempt))
-    entry = train_batch(ctx, 0)
-    assert (entry["version_out"], entry["episodes"]["trained"] > 0) == (1, True)
+
+
+@pytest.mark.engine
+def test_what_was_refused_leaves_nothing_in_the_trainer() -> None:
+    ctx = new_run(memory(), "eval.prompts=0")
+    initialise(ctx)
+    make_batch(ctx, 0)
+    data = load_step(ctx, 0)
+    for episode in data.generated:
+        episode.response_logprobs = [value - 0.5 for value in episode.response_logprobs]
+    with pytest.raises(SamplerMismatch):
+        ctx.trainer.learn(data)
     fresh = new_run(memory(), "eval.prompts=0")
     initialise(fresh)
     make_batch(fresh, 0)
-    assert train_batch(fresh, 0)["state_digest"] == entry["state_digest"], "the refused step left nothing"
+    assert train_batch(ctx, 0)["state_digest"] == train_batch(fresh, 0)["state_digest"]

@@ -189,4 +189,3 @@ time.sleep(0.2)
 
 def test_an_engine_gets_the_interpreter_back_soon(engine: EngineThread) -> None:
     assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
-    assert engine.call(sys.getswitchinterval) < 0.001

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_core.training import policy
-from forge_core.training.packing import Sample, documents, full_of, pack, round_up, row_sizes, shapes
+from forge_core.training.packing import Sample, beginning, documents, full_of, pack, round_up, row_sizes, shapes
 from forge_core.training.settings import TrainerSettings
 from forge_core.training.sft_loss import SFTLoss
 from forge_core.training.trainer import TitanTrainer
@@ -162,21 +162,31 @@ def test_the_sizes_of_few_shapes_end_where_a_document_would_not_fit() -> None:
     assert row_sizes(1024, 100, 0) == []
 
 
-@pytest.mark.parametrize(
-    ("place", "count", "shape", "plain"),
-    [(0, 8, (1, 64), False), (1, 4, (4, 16), True), (2, 4, (1, 32), False), (3, 2, (2, 16), True)],
-)
-def test_full_micro_batches_are_what_packing_makes_of_as_many_documents(
-    place: int, count: int, shape: tuple[int, int], plain: bool
+@pytest.mark.parametrize(("budget", "seq_len", "sizes"), [(64, 16, 2), (64, 32, 2), (64, 64, 1), (60, 100, 1)])
+def test_full_micro_batches_are_of_both_kinds_and_what_packing_makes_of_as_many_documents(
+    budget: int, seq_len: int, sizes: int
 ) -> None:
-    """Of both kinds: several documents in one row, and one a row where that takes no more micro-batches."""
-    batch = full_of(document(9 if shape[0] == 1 else 16), shapes(64, 16, 2)[place])
-    (packed,) = pack([document(9 if shape[0] == 1 else 16)] * count, 64, 0, 16, sizes=2)
-    assert batch.input_ids.shape == packed.input_ids.shape == shape
-    columns = [(getattr(batch, f.name), getattr(packed, f.name)) for f in dataclasses.fields(batch)]
-    assert all(ours is theirs is None or torch.equal(ours, theirs) for ours, theirs in columns)
-    prepared = policy.prepare(batch, torch.device("cpu"), torch.float32, longest=16)
-    assert (prepared.mask is None) is plain, "the kernels of the two are not the same"
+    known = shapes(budget, seq_len, sizes)
+    assert [shape.shared for shape in known] == [True, False] * sizes
+    for shape in known:
+        batch = full_of(document(seq_len), shape)
+        assert batch.input_ids.shape == (shape.height, shape.row_len)
+        prepared = policy.prepare(batch, torch.device("cpu"), torch.float32, longest=seq_len)
+        assert (prepared.mask is not None) is shape.shared, "the kernels of the two are not the same"
+        length = min(shape.row_len // (2 if shape.shared else 1) + 1, seq_len)
+        given = [beginning(document(seq_len), length)] * documents([batch])
+        (packed,) = pack(given, shape.height * shape.row_len, 0, seq_len, sizes=1)
+        if packed.input_ids.shape == batch.input_ids.shape:
+            columns = [(getattr(batch, f.name), getattr(packed, f.name)) for f in dataclasses.fields(batch)]
+            assert all(ours is theirs is None or torch.equal(ours, theirs) for ours, theirs in columns)
+
+
+def test_the_beginning_of_a_document_has_all_that_runs_along_it() -> None:
+    whole, first = document(9), beginning(document(9), 4)
+    assert (first.tokens, first.loss_mask, first.weights) == (whole.tokens[:4], whole.loss_mask[:4], whole.weights[:4])
+    assert first.ref_logprobs == whole.ref_logprobs[:4]  # type: ignore[index]
+    assert beginning(document(9), 20) == whole
+    assert beginning(dataclasses.replace(whole, ref_logprobs=None), 4).ref_logprobs is None
 
 
 @pytest.mark.parametrize(("budget", "seq_len", "sizes"), [(1024, 100, 4), (1024, 300, 4), (1024, 100, 1), (64, 64, 1)])
