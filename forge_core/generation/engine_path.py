@@ -12,7 +12,6 @@ Invariants:
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import itertools
 import logging
@@ -20,6 +19,8 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+from forge_core.weights.locks import exclusive_if_free
 
 log = logging.getLogger("forge")
 
@@ -57,18 +58,10 @@ def _own_place(root: Path) -> Iterator[Path]:
     for number in itertools.count():
         place = root / str(number)
         place.mkdir(parents=True, exist_ok=True)
-        with (place / "lock").open("w") as lock:
-            if _locked(lock.fileno()):
+        with exclusive_if_free(place / "lock") as mine:
+            if mine:
                 yield place
                 return
-
-
-def _locked(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _cache() -> Path:
