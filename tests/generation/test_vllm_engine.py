@@ -117,6 +117,29 @@ def test_what_ends_together_is_told_in_one_message_and_before_what_is_answered_l
     assert [result["id"] for result in told(sent)] == names
 
 
+@pytest.mark.parametrize("last", ["reply", "died"])
+def test_what_has_ended_is_told_before_an_answer_and_before_the_end(last: str) -> None:
+    sent: Sent = []
+
+    async def fails() -> None:
+        raise RuntimeError("dead")
+
+    async def play() -> None:
+        host = EngineHost(Engine(nothing, nothing), SimpleNamespace(send=sent.append), 0, "float32")  # type: ignore[arg-type]
+        failed = asyncio.ensure_future(fails())
+        await asyncio.wait([failed])
+        host._report({"id": "r"})
+        if last == "died":
+            host._finished_task(failed)
+        else:
+            await host._answer("config", {"call": 7})
+            failed.exception()
+
+    asyncio.run(play())
+    assert [kind for kind, _ in sent] == ["done", last]
+    assert told(sent) == [{"id": "r"}]
+
+
 def test_the_death_of_the_engine_is_no_answer_to_a_request() -> None:
     sent, ended = played([asked("bad")], raising(RuntimeError("dead")), dies=True)
     assert sent == [("died", "RuntimeError: dead")]
