@@ -19,11 +19,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import os
 import random
-import subprocess
 import tempfile
 import threading
 import time
@@ -34,7 +32,7 @@ from typing import Any
 
 from benchmarks.machine import provenance, write
 from benchmarks.shapes import random_model
-from benchmarks.smollm2_gpu import FORGE, RATES
+from benchmarks.smollm2_gpu import rates
 
 SAMPLES = 8
 GOALS = {"over_formula_at_most": 1.10, "orchestration_share_at_most_at_10_s": 0.02}
@@ -169,11 +167,8 @@ def run(args: argparse.Namespace, engines: dict[str, Any], name: str, staleness:
 
 def orchestration(store: Path, name: str) -> dict[str, float]:
     """Medians of ``orchestration/*``: what is neither training nor publishing, and not waiting for episodes."""
-    command = [*FORGE, "query", name, "--json", "--sql", RATES]
-    environment = {**os.environ, "FORGE_STORE": str(store)}
-    asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    rows = map(json.loads, asked.stdout.splitlines())
-    return {row["key"]: row["median"] for row in rows if row["key"].startswith("orchestration/")}
+    found = rates(name, {**os.environ, "FORGE_STORE": str(store)})
+    return {key: value for key, value in found.items() if key.startswith("orchestration/")}
 
 
 def figures(entries: list[dict[str, Any]], intervals: list[tuple[float, float]], staleness: int) -> dict:

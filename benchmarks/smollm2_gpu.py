@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
@@ -91,10 +91,14 @@ class Run:
         return {**found, **figures(entries)}
 
     def ended(self) -> dict[str, Any]:
-        asked = [*FORGE, "query", self.name, "--json", "--sql", RATES]
-        rows = subprocess.run(asked, cwd=self.folder, env=self._env, capture_output=True, text=True).stdout.splitlines()
-        rates = {row["key"]: row["median"] for row in map(json.loads, rows)}
-        return {**self.result(), "status": self.process.returncode, "rates": rates}
+        return {**self.result(), "status": self.process.returncode, "rates": rates(self.name, self._env)}
+
+
+def rates(run_id: str, environment: Mapping[str, str]) -> dict[str, float]:
+    """Medians over the steps of a run, by key; ``environment`` names its store."""
+    asked = [*FORGE, "query", run_id, "--json", "--sql", RATES]
+    rows = subprocess.run(asked, env=environment, capture_output=True, text=True).stdout.splitlines()
+    return {row["key"]: row["median"] for row in map(json.loads, rows)}
 
 
 def side_by_side(jobs: list[tuple[str, list[str], int]], args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
