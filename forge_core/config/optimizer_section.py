@@ -29,6 +29,11 @@ class OptimizerSection(Section):
     )
     dtype: Dtype = Field("float32", description="Compute type; master weights are float32.")
     threads: int | None = Field(None, ge=1, description="CPU threads of the trainer. Left out: its share of the cores.")
+    own_process: bool = Field(
+        False,
+        description="Train in a process of its own with one rank too, as several ranks always do: generation and "
+        "scoring then do not hold up its steps (they share an interpreter otherwise).",
+    )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none", description="Activations computed again in the backward pass: none, those of cheap operations, or all."
     )

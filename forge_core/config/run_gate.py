@@ -247,11 +247,12 @@ def _embedded_backend(config: RunConfig) -> list[str]:
 def rank_store_problems(config: AnyConfig) -> list[str]:
     """A store that the ranks cannot share."""
     ranks = prod(config.parallelism.model_dump().values())
-    if ranks == 1 or not (config.store or "").startswith("memory://"):
+    if not (config.store or "").startswith("memory://") or (ranks == 1 and not config.training.own_process):
         return []
+    wanted = "training.own_process asks for another" if ranks == 1 else f"parallelism asks for {ranks} more"
     return [
-        f"store: {config.store} exists in one process only, but parallelism asks for {ranks} trainer ranks, each a "
-        "process: use a folder or s3://bucket/prefix"
+        f"store: {config.store} exists in one process only, but {wanted} to train in: use a folder or "
+        "s3://bucket/prefix"
     ]
 
 

@@ -8,7 +8,8 @@ Invariants:
   grades and publishes nothing, and compares every state with its ledger entry's ``state_digest``.
 - A first step on what the sampler computed otherwise than the trainer is an error (``sampler_check.py``).
 - A step that was interrupted halfway leaves no state behind that anybody uses; nor do ranks that died.
-- One rank works in this process, several in a child group (``rank_trainer.build_trainer``): the rest is the same.
+- One rank works in this process, several (or ``training.own_process``) in a child group, which
+  ``rank_trainer.build_trainer`` decides: the rest is the same.
 """
 
 from __future__ import annotations

@@ -329,10 +329,17 @@ def test_what_is_odd_is_warned_about(overrides, parts):
         assert part in warnings
 
 
-def test_ranks_need_a_store_that_every_process_reaches():
-    ranks = ["store=memory://x", "parallelism.data_parallel_shard_degree=2"]
-    with pytest.raises(ConfigError, match=r"store: memory://x exists in one process.*2 trainer ranks.*s3://bucket"):
-        validate_for_training(load_config(GOOD, ranks), gpus=0)
+@pytest.mark.parametrize(
+    ("ranks", "wanted"),
+    [
+        ("parallelism.data_parallel_shard_degree=2", "parallelism asks for 2 more"),
+        ("training.own_process=true", "training.own_process asks for another"),
+    ],
+)
+def test_ranks_need_a_store_that_every_process_reaches(ranks, wanted):
+    refused = rf"store: memory://x exists in one process.*{wanted} to train in.*s3://bucket"
+    with pytest.raises(ConfigError, match=refused):
+        validate_for_training(load_config(GOOD, ["store=memory://x", ranks]), gpus=0)
     validate_for_training(load_config(GOOD, ["store=memory://x"]), gpus=0)
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -134,8 +135,26 @@ def test_one_rank_goes_on_with_the_run_of_two(story: dict[str, Any], one_rank: R
     assert loss[0] == pytest.approx(loss[1], abs=1e-6)
 
 
-def test_ranks_that_cannot_reach_the_store_are_refused_before_they_start() -> None:
-    ctx = new_run(memory(), *TWO)
+def test_one_rank_in_a_process_of_its_own_makes_the_same_run_bit_by_bit(
+    one_rank: RunContext, tmp_path: Path
+) -> None:
+    ctx = advance(new_run(str(tmp_path), *COMMON, "training.own_process=true"), 2)
+    (pid,) = ctx.trainer._trainer._pids.values()
+    make_batch(ctx, 2)
+    os.kill(pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=10)
+    train_batch(ctx, 2)
+    assert os.getpid() not in ctx.trainer._trainer._pids.values()
+    for ours, theirs in zip(ctx.ledger.entries(), one_rank.ledger.entries(), strict=False):
+        assert ours["state_digest"] == theirs["state_digest"]
+        assert ours["weights_digest"] == theirs["weights_digest"]
+        assert [ours["metrics"][name] for name in METRICS] == [theirs["metrics"][name] for name in METRICS]
+    assert len(ctx.ledger.entries()) == 3
+
+
+@pytest.mark.parametrize("overrides", [TWO, (*COMMON, "training.own_process=true")])
+def test_ranks_that_cannot_reach_the_store_are_refused_before_they_start(overrides: tuple[str, ...]) -> None:
+    ctx = new_run(memory(), *overrides)
     initialise(ctx)
     with pytest.raises(ConfigError, match=r"store: memory://.*s3://bucket/prefix"):
         ctx.trainer.prepare(0)
