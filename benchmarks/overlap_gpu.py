@@ -11,6 +11,9 @@ Real flow, Prefect server, store, engine and trainer. Lengths are drawn in advan
 once long-tailed (log-normal with median 2,048 and mean 3,072, at most 16,384, divided by --scale so that a measurement
 takes minutes). "serial" is S = 2 on the long tail with an engine that serves one rollout task at a time.
 
+A batch waits for the one S + 1 before it, so batches come in turns of S + 1; a run is measured over whole turns, between
+the one that fills the window and the one in which nothing is generated any more.
+
 W, T and G are measured in the same runs: W from the engine's busy seconds at the largest S, T from the ledger, G in
 each run under its own load.
 """
@@ -55,7 +58,7 @@ class Shaped:
     def __init__(self, engine: Any, length: Callable[[int], int], serial: bool) -> None:
         self._engine, self._length = engine, length
         self._lock = threading.Lock() if serial else None
-        self.intervals: list[tuple[float, float]] = []
+        self.calls: list[tuple[int, float, float]] = []  # batch, begin and end
         self.swaps: list[dict[str, float]] = []  # seconds of each phase, and of all
 
     def __getattr__(self, name: str) -> Any:
@@ -81,7 +84,7 @@ class Shaped:
         try:
             return self._engine.generate(requests, **options)
         finally:
-            self.intervals.append((started, time.time()))
+            self.calls.append((int(requests[0].request_id.split("/")[-3]), started, time.time()))
 
     def shutdown(self) -> None:
         """The engine serves the next run too."""
@@ -160,7 +163,7 @@ def run(args: argparse.Namespace, engines: dict[str, Any], name: str, staleness:
     assert state.is_completed(), state
     opened = open_store(str(store))
     entries = Ledger(opened, name).entries()
-    found = figures(entries, shaped[0].intervals, staleness) if len(entries) > staleness + 2 else {}
+    found = figures(entries, shaped[0].calls, staleness) if turns_of(len(entries), staleness) > 0 else {}
     swaps, found["orchestration"] = shaped[0].swaps, orchestration(store, name)
     return {**found, "swap_s": {k: median(s[k] for s in swaps) for k in swaps[0]} if swaps else {}}
 
@@ -171,15 +174,26 @@ def orchestration(store: Path, name: str) -> dict[str, float]:
     return {key: value for key, value in found.items() if key.startswith("orchestration/")}
 
 
-def figures(entries: list[dict[str, Any]], intervals: list[tuple[float, float]], staleness: int) -> dict:
+def steps_of(measured: int, staleness: int) -> int:
+    """Steps of a run in which at least ``measured`` are measured, in whole turns."""
+    turn = staleness + 1
+    return turn + -(-measured // turn) * turn + staleness
+
+
+def turns_of(steps: int, staleness: int) -> int:
+    """Whole turns of a run of ``steps`` that are measured."""
+    return (steps - 1 - 2 * staleness) // (staleness + 1)
+
+
+def figures(entries: list[dict[str, Any]], calls: list[tuple[int, float, float]], staleness: int) -> dict:
     from datetime import datetime
 
     ends = [datetime.fromisoformat(e["finished_at"]).timestamp() for e in entries]
-    first = staleness + 1  # before, the window fills
-    last = len(entries) - 1 - staleness  # after it, nothing is generated any more
-    span, count = (ends[first], ends[max(last, first + 1)]), max(last, first + 1) - first
+    first, count = staleness, turns_of(len(entries), staleness) * (staleness + 1)
+    last = first + count
+    span = (ends[first], ends[last])
     trained = [(end - e["metrics"]["time/train"], end) for end, e in zip(ends, entries, strict=True)]
-    seconds = span[1] - span[0]
+    seconds, intervals = span[1] - span[0], [(a, b) for _, a, b in calls]
     train = [e["metrics"]["time/train"] for e in entries[1:]]
     return {
         "staleness": staleness,
@@ -187,11 +201,11 @@ def figures(entries: list[dict[str, Any]], intervals: list[tuple[float, float]],
         "steps": count,
         "train_s": median(train),
         "publish_s": median(e["metrics"]["time/publish"] for e in entries[1:]),
-        "trainer_idle": 1 - min(1.0, sum(train[first:last]) / seconds) if last > first else None,
+        "trainer_idle": 1 - min(1.0, sum(train[first:last]) / seconds),
         "generator_idle": 1 - union(intervals, *span) / seconds,
         "neither": 1 - union([*intervals, *trained], *span) / seconds,
         "tokens": median(e["tokens"] for e in entries),
-        "longest_call_s": max(b - a for a, b in intervals[-len(entries) :]),
+        "longest_call_s": max(end - begin for batch, begin, end in calls if first < batch <= last),
         "ends": [round(end - ends[0], 3) for end in ends],
         "times": [{k: round(v, 3) for k, v in e["metrics"].items() if k.startswith("time/")} for e in entries],
     }
@@ -204,7 +218,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=256)
     parser.add_argument("--scale", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=5, help="to measure, at least, in each run")
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--kinds", nargs="+", choices=("fixed", "long_tail"), default=["fixed", "long_tail"])
     parser.add_argument("--threads", type=int, help="of the generator and of the trainer, on a CPU")
@@ -223,11 +237,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=args.folder) as args.work:
             os.chdir(args.work)  # where each run leaves its curve
             run(args, engines, "warm-up", 1, 2, lengths["long_tail"])
-            wanted = [(f"{kind}-{s}", s, 2 * s + 1, lengths[kind]) for kind in args.kinds for s in args.staleness]
-            serial = [("serial-2", 2, 5, lengths["long_tail"])] if "long_tail" in args.kinds else []
-            for name, s, more, length in [*wanted, *serial]:
+            wanted = [(f"{kind}-{s}", s, lengths[kind]) for kind in args.kinds for s in args.staleness]
+            serial = [("serial-2", 2, lengths["long_tail"])] if "long_tail" in args.kinds else []
+            for name, s, length in [*wanted, *serial]:
                 try:
-                    runs[name] = run(args, engines, name, s, args.steps + more, length)
+                    runs[name] = run(args, engines, name, s, steps_of(args.steps, s), length)
                 except Exception as error:  # what was measured stays, and the next run may go well
                     failed[name] = f"{type(error).__name__}: {error}"
                 write("overlap_gpu", {**result, **compared(runs, lengths, args), "failed": failed})

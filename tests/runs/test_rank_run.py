@@ -135,9 +135,7 @@ def test_one_rank_goes_on_with_the_run_of_two(story: dict[str, Any], one_rank: R
     assert loss[0] == pytest.approx(loss[1], abs=1e-6)
 
 
-def test_one_rank_in_a_process_of_its_own_makes_the_same_run_bit_by_bit(
-    one_rank: RunContext, tmp_path: Path
-) -> None:
+def test_one_rank_in_a_process_of_its_own_makes_the_same_run_bit_by_bit(one_rank: RunContext, tmp_path: Path) -> None:
     ctx = advance(new_run(str(tmp_path), *COMMON, "training.own_process=true"), 2)
     (pid,) = ctx.trainer._trainer._pids.values()
     make_batch(ctx, 2)
