@@ -11,8 +11,8 @@ Real flow, Prefect server, store, engine and trainer. Lengths are drawn in advan
 once long-tailed (log-normal with median 2,048 and mean 3,072, at most 16,384, divided by --scale so that a measurement
 takes minutes). "serial" is S = 2 on the long tail with an engine that serves one rollout task at a time.
 
-A batch waits for the one S + 1 before it, so batches come in turns of S + 1; a run is measured over whole turns, between
-the one that fills the window and the one in which nothing is generated any more.
+A batch waits for the one S + 1 before it, so batches come in turns of S + 1; a run is measured over whole turns,
+between the one that fills the window and the one in which nothing is generated any more.
 
 W, T and G are measured in the same runs: W from the engine's busy seconds at the largest S, T from the ledger, G in
 each run under its own load.
