@@ -15,7 +15,7 @@ A batch waits for the one S + 1 before it, so batches come in turns of S + 1; a 
 between the one that fills the window and the one in which nothing is generated any more.
 
 W, T and G are measured in the same runs: W from the engine's busy seconds at the largest S, T from the ledger, G in
-each run under its own load.
+each run under its own load: the longest call of a batch, in the mean over the batches that wait for each other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from benchmarks.machine import provenance, write
@@ -185,6 +185,16 @@ def turns_of(steps: int, staleness: int) -> int:
     return (steps - 1 - 2 * staleness) // (staleness + 1)
 
 
+def chained(calls: Sequence[tuple[int, float]], staleness: int) -> float:
+    """Seconds of a batch's longest call: the mean over batches that wait for each other, of the slowest such chain.
+    ``calls``: batch and seconds of each."""
+    longest: dict[int, float] = {}
+    for batch, seconds in calls:
+        longest[batch] = max(seconds, longest.get(batch, 0.0))
+    chains = [[s for b, s in longest.items() if b % (staleness + 1) == r] for r in range(staleness + 1)]
+    return max(fmean(chain) for chain in chains if chain)
+
+
 def figures(entries: list[dict[str, Any]], calls: list[tuple[int, float, float]], staleness: int) -> dict:
     from datetime import datetime
 
@@ -205,7 +215,7 @@ def figures(entries: list[dict[str, Any]], calls: list[tuple[int, float, float]]
         "generator_idle": 1 - union(intervals, *span) / seconds,
         "neither": 1 - union([*intervals, *trained], *span) / seconds,
         "tokens": median(e["tokens"] for e in entries),
-        "longest_call_s": max(end - begin for batch, begin, end in calls if first < batch <= last),
+        "longest_call_s": chained([(n, b - a) for n, a, b in calls if first < n <= last], staleness),
         "ends": [round(end - ends[0], 3) for end in ends],
         "times": [{k: round(v, 3) for k, v in e["metrics"].items() if k.startswith("time/")} for e in entries],
     }

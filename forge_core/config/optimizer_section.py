@@ -31,8 +31,8 @@ class OptimizerSection(Section):
     threads: int | None = Field(None, ge=1, description="CPU threads of the trainer. Left out: its share of the cores.")
     own_process: bool = Field(
         False,
-        description="Train in a process of its own with one rank too, as several ranks always do: generation and "
-        "scoring then do not hold up its steps (they share an interpreter otherwise).",
+        description="Train in a process of its own with one rank too, as several ranks always do: what else the run's "
+        "process does, such as sampling and scoring, then does not hold up steps.",
     )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none", description="Activations computed again in the backward pass: none, those of cheap operations, or all."

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from forge_core.data.curriculum import curriculum_of
 from forge_core.data.cursor import Cursor
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, render, split_holdout
-from forge_core.devices import Placement, alone, free_cached_memory, place, sampling_nothing, visible_gpus
+from forge_core.devices import Placement, alone, place, sampling_nothing, visible_gpus
 from forge_core.environments.resolve import build_play, tools_of
 from forge_core.evaluation.suite import heldout_prompts, policy_digest
 from forge_core.generation.base import Generator
@@ -288,7 +288,7 @@ class RunContext:
         if not takes_turns(self):
             return NoTurns()
         engine: Callable[[str], None] = lambda act: getattr(self._generator, act)() if self._generator else None
-        leave = {"generator": lambda: engine("sleep"), "trainer": free_cached_memory}
+        leave = {"generator": lambda: engine("sleep"), "trainer": lambda: self.trainer.free_cached()}
         return Turns(leave, {"generator": lambda: engine("wake")}, self.stop)
 
     @contextmanager

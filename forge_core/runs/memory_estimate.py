@@ -24,6 +24,7 @@ from forge_core.generation.vllm_settings import CACHE_BYTES
 from forge_core.observability.memory import SETTINGS
 from forge_core.runs.engines import memory_share
 from forge_core.runs.model_shape import ModelShape
+from forge_core.training.launch import apart
 
 GIB = 1024**3
 PROCESS = 700_000_000  # Python and torch, in the memory of the machine
@@ -39,7 +40,8 @@ PARTS = ("parameters", "gradients", "optimizer", "gathered", "activations", "log
 @dataclass(frozen=True)
 class RoleMemory:
     """Bytes of one process of a role at its worst moment. ``asleep``: those it keeps while another role has the GPU.
-    ``gpus``: one id for each process of the role that is on a GPU; else there are ``processes`` on the CPU."""
+    ``gpus``: one id for each process of the role that is on a GPU; else there are ``processes`` on the CPU. ``apart``:
+    whether these are other processes than the run's own."""
 
     role: str
     gpus: tuple[str, ...]
@@ -47,6 +49,7 @@ class RoleMemory:
     parts: Mapping[str, int]
     asleep: int
     settings: tuple[str, ...] = field(default=())
+    apart: bool = False
 
     @property
     def total(self) -> int:
@@ -127,9 +130,10 @@ def trainer_memory(
     parts = trainer_parts(config, shape, gpu_memory[gpus[0]] if gpus else None)
     kept = sum(parts[name] for name in ("parameters", "optimizer"))
     ranks = p.data_parallel_shard_degree * p.tensor_parallel_degree * p.pipeline_parallel_degree
-    overhead = CONTEXT if gpus else PROCESS if ranks > 1 else 0  # one rank is a thread of the run's own process
+    overhead = CONTEXT if gpus else PROCESS if apart(config) else 0
     role = "trainer" if ranks == 1 else f"trainer, each of {ranks} ranks"
-    return RoleMemory(role, gpus, ranks, {**parts, "process": overhead}, kept + overhead, SETTINGS["trainer"])
+    found = {**parts, "process": overhead}
+    return RoleMemory(role, gpus, ranks, found, kept + overhead, SETTINGS["trainer"], apart(config))
 
 
 def _generator(config: RunConfig, shape: ModelShape, placement: Placement, gpu_memory: Mapping[str, int]) -> RoleMemory:
@@ -271,7 +275,7 @@ def _in_host_memory(role: RoleMemory) -> int:
     """What a role on GPUs takes of the machine's memory: child processes, and the weights of engines that sleep."""
     if role.settings == SETTINGS["vllm generator"]:
         return role.processes * (PROCESS + role.parts["parameters"])
-    return role.processes * PROCESS if role.processes > 1 else 0
+    return role.processes * PROCESS if role.apart else 0
 
 
 def _settings(roles: list[RoleMemory]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from forge_core.config import ConfigError
 from forge_core.devices import Placement
 from forge_core.runs.engines import logs_folder
 from forge_core.store import layout
-from forge_core.training.launch import RankOptions, Rendezvous, ranks_per_node, world_size
+from forge_core.training.launch import RankOptions, Rendezvous, apart, ranks_per_node
 from forge_core.training.rank_group import RankGroup
 from forge_core.training.settings import TrainerSettings
 
@@ -30,12 +30,12 @@ def build_trainer(ctx: RunContext, settings: TrainerSettings, loss: Any, make_lo
 
     ctx.weights_content(0)  # checked against the ledger
     model = ctx.ledger.weights_prefix(0)
-    if world_size(ctx.config) == 1 and not ctx.config.training.own_process:
+    if not apart(ctx.config):
         return StoredTrainer(ctx.store, model, settings, loss, device=ctx.device("trainer"))
     if ctx.store.uri.startswith("memory://"):
         raise ConfigError(
-            f"store: {ctx.store.uri} exists in one process only, but parallelism or training.own_process asks for "
-            f"{world_size(ctx.config)} more to train in: use a folder or s3://bucket/prefix"
+            f"store: {ctx.store.uri} exists in one process only, and training in others is asked for (parallelism, "
+            "training.own_process): use a folder or s3://bucket/prefix"
         )
     rendezvous = Rendezvous.of_run(ctx.run_id, ctx.attempt)
     ranks = ranks_per_node(ctx.config, rendezvous.nodes)

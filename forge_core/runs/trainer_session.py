@@ -19,6 +19,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -29,7 +30,8 @@ from forge_core.algorithms.losses import build_loss
 from forge_core.algorithms.losses.base import ONE_VERSION_GAP
 from forge_core.algorithms.metrics import over_steps
 from forge_core.algorithms.ops import Totals
-from forge_core.engine_thread import EngineThread
+from forge_core.engine_thread import EngineClosed, EngineThread
+from forge_core.processes import ChildDied
 from forge_core.runs.consumption import load_committed, optimizer_batches
 from forge_core.runs.rank_trainer import Trainer, build_trainer
 from forge_core.runs.sampler_check import check_sampler
@@ -96,6 +98,8 @@ class TrainerSession:
             sample = self._like_those_of_steps()
             next(place for place in count() if self._awaited or not self._call(self._warm_up, sample, place))
         except Exception as error:
+            if self._trainer is not None and not self._trainer.alive():
+                self._ctx.note(f"the trainer's first step loads it again: {error}")
             log.debug("the trainer could not be loaded ahead of its first step: %s", error)
 
     def _warm_up(self, sample: Sample, place: int) -> bool:
@@ -115,6 +119,12 @@ class TrainerSession:
     def checkpoint(self, entry: dict[str, Any]) -> str:
         """Save the state after ``entry`` as ``checkpoints/<batch>-<attempt>/``; returns the prefix."""
         return self._call(self._checkpoint, entry)
+
+    def free_cached(self) -> None:
+        """Give the GPU what the trainer keeps of freed memory, for whoever has the next turn on it."""
+        if self._trainer is not None:
+            with suppress(ChildDied, EngineClosed):  # then it keeps nothing
+                self._thread.call(self._trainer.free_cached)
 
     def close(self) -> None:
         if self._trainer is not None:

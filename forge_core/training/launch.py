@@ -63,6 +63,11 @@ def world_size(config: AnyConfig) -> int:
     return p.data_parallel_shard_degree * p.tensor_parallel_degree * p.pipeline_parallel_degree
 
 
+def apart(config: AnyConfig) -> bool:
+    """Whether the trainer works in other processes than the run's own."""
+    return world_size(config) > 1 or config.training.own_process
+
+
 def ranks_per_node(config: AnyConfig, nodes: int) -> int:
     """Raises ConfigError when the ranks cannot be divided among the nodes."""
     ranks = world_size(config)

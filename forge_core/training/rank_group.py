@@ -1,4 +1,4 @@
-"""A trainer on several ranks, each a process of its own, behind the methods of ``StoredTrainer``.
+"""A trainer whose ranks are processes of their own, behind the methods of ``StoredTrainer``.
 
 Invariants:
 - The ranks are one ``torchrun`` command in a guarded child group: however this process ends, so do they.
@@ -137,6 +137,10 @@ class RankGroup:
     def load_checkpoint(self, prefix: str) -> dict[str, Any]:
         """All ranks go back to a published checkpoint; returns its ``extra``."""
         return self._first("load_checkpoint", prefix, stop=self._stop)
+
+    def free_cached(self) -> None:
+        """All ranks give their GPUs what they keep of freed memory."""
+        self._call("free_cached")
 
     def push_weights(self, folder: Path) -> None:
         """Write the whole model to ``folder`` of this host, by way of the store, which is all that the ranks share."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from forge_core.algorithms.ops import Totals
 from forge_core.data_model import ForwardBackwardResult, OptimStepResult
+from forge_core.devices import free_cached_memory
 from forge_core.observability.memory import SETTINGS, memory_guard, model_sizes
 from forge_core.stop import StopToken
 from forge_core.store import File, Store, folder_files
@@ -131,6 +132,10 @@ class StoredTrainer(TitanTrainer):
         """This host's folder of the published object ``prefix``, until ``cleanup``."""
         self._leases[prefix] = lease_published(self.store, prefix)
         return self._leases[prefix].folder
+
+    def free_cached(self) -> None:
+        """Give the GPU what this process keeps of freed memory."""
+        free_cached_memory()
 
     def cleanup(self) -> None:
         super().cleanup()

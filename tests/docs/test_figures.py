@@ -83,7 +83,8 @@ def test_learning_on_one_gpu() -> None:
     assert f"{sum(last) / len(last):.0%}".replace("%", " %") + " after 500 steps, less than six minutes" in text
     assert 5 * 60 < max(run["seconds_at_step"][-1] for run in runs) < 6 * 60
     assert f"(three seeds: {', '.join(seeds)} and {final}, `benchmarks/results/smollm2_gpu.json`)" in text
-    assert f"for it, takes {median(run['median_step_s'] for run in runs):.2f} s; two engines" in text
+    assert f"A step takes {median(run['median_step_s'] for run in runs):.2f} s: it samples" in text
+    assert f"({median(median(run['trained']) for run in runs):.0f} in the median" in text
     assert min(last) > 0.85
     assert all(run["seconds"] < 60 * measured["goal"]["minutes"] for run in runs)
     assert measured["cards"][0] == "NVIDIA H200"
