@@ -7,6 +7,7 @@
 | part | GPUs | what must hold |
 |---|---|---|
 | `sleep` | 1 | a run whose generator sleeps while the trainer works: its numbers are the trainer's after every update |
+| `sleep_apart` | 1 | the same with a trainer in a process of its own |
 | `vllm_tp` | 2 | an engine on two GPUs chooses the tokens that transformers would, before and after a swap of weights |
 | `ranks` | 2 | data- and tensor-parallel ranks (NCCL) train like one rank |
 | `export` | 1 | what a trainer on the last GPU publishes is what it computes with, tensor for tensor |
@@ -37,7 +38,17 @@ from benchmarks.machine import RESULTS, provenance, write
 from forge_core.devices import visible_gpus
 from forge_core.processes import ChildGroup
 
-GPUS = {"sleep": 1, "vllm_tp": 2, "ranks": 2, "export": 1, "float8": 1, "oom": 1, "memory": 1, "kill": 1}
+GPUS = {
+    "sleep": 1,
+    "sleep_apart": 1,
+    "vllm_tp": 2,
+    "ranks": 2,
+    "export": 1,
+    "float8": 1,
+    "oom": 1,
+    "memory": 1,
+    "kill": 1,
+}
 
 
 def run_part(name: str, args: argparse.Namespace, folder: Path, out: Path) -> dict[str, Any]:

@@ -132,12 +132,21 @@ def mean_gap(a: list[float], b: list[float]) -> float:
 
 def sleep(part: Part) -> None:
     """A whole run of four steps in which generator and trainer take turns on one GPU (on a CPU both just work)."""
+    turns_taken(part, own_process=False)
+
+
+def sleep_apart(part: Part) -> None:
+    """The same with a trainer in a process of its own, which has to give its memory back too."""
+    turns_taken(part, own_process=True)
+
+
+def turns_taken(part: Part, *, own_process: bool) -> None:
     from forge_core.runs.engines import takes_turns
     from forge_core.runs.stages import sample_shard, score_shard
     from forge_core.runs.training import train_batch
     from forge_core.training.packing import Sample
 
-    ctx = new_context(part)
+    ctx = new_context(part, training=run_settings(part)["training"] | {"own_process": own_process})
     part.holds("the generator sleeps while the trainer works", takes_turns(ctx) or not part.on_gpu)
     tokens = list(ctx.encode(ctx.prompts[1]))
     sample = Sample(tokens, [False] + [True] * (len(tokens) - 1), [0.0] * len(tokens))
@@ -583,7 +592,7 @@ def kill(part: Part) -> None:
     part.note()
 
 
-PARTS = {work.__name__: work for work in (sleep, vllm_tp, ranks, export, float8, oom, memory, kill)}
+PARTS = {work.__name__: work for work in (sleep, sleep_apart, vllm_tp, ranks, export, float8, oom, memory, kill)}
 
 
 def main() -> None:

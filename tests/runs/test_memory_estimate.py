@@ -16,6 +16,7 @@ from forge_core.runs.memory_estimate import (
     CONTEXT,
     GIB,
     PARTS,
+    PROCESS,
     DeviceFit,
     RoleMemory,
     activation_bytes,
@@ -60,6 +61,13 @@ def test_the_state_of_the_trainer_is_sixteen_bytes_a_parameter_divided_among_the
     eight = trainer_parts(configured(degrees), QWEN3_600M, 80 * GIB)
     layers = QWEN3_600M.layers // 2 * QWEN3_600M.layer_parameters
     assert sum(eight[name] for name in names) == 16 * (layers + QWEN3_600M.matrix) // 4
+
+
+@pytest.mark.parametrize("gpus", [0, 3])
+def test_a_trainer_in_a_process_of_its_own_takes_that_process_too(gpus: int):
+    (_, inside), (_, apart) = (estimated(configured(*more), gpus) for more in ((), ("training.own_process=true",)))
+    assert apart[-1].device == "memory"
+    assert apart[-1].needed - inside[-1].needed == PROCESS
 
 
 def test_an_engine_takes_its_share_of_the_gpu_and_leaves_the_rest():

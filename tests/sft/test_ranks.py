@@ -38,3 +38,12 @@ def test_a_run_of_one_rank_goes_on_with_two_on_two_nodes_as_if_it_had_been_left_
         assert ours["cursor"] == theirs["cursor"], "the same rows"
         for metric in ("loss", "validation/loss", "grad_norm"):
             assert ours["metrics"][metric] == pytest.approx(theirs["metrics"][metric], rel=1e-4), metric
+
+
+def test_one_rank_in_a_process_of_its_own_makes_the_same_run_bit_by_bit(data: Path, tmp_path: Path):
+    inside = advance(new_run(memory(), data, *SETTINGS), 2)
+    apart = advance(new_run(f"file://{tmp_path}/store", data, *SETTINGS, "training.own_process=true"), 2)
+    assert apart.trainer._trainer.get_status()["ranks"] == 1
+    for ours, theirs in zip(apart.ledger.entries(), inside.ledger.entries(), strict=True):
+        assert ours["state_digest"] == theirs["state_digest"]
+        assert ours["metrics"]["validation/loss"] == theirs["metrics"]["validation/loss"]
