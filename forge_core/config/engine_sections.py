@@ -30,7 +30,7 @@ class GeneratorSection(Section):
     sharing: Literal["sleep", "split"] = Field(
         "sleep",
         description="sleep: on the trainer's GPU vLLM's memory is freed while the trainer works; split: both keep "
-        "their share (generator.engine_args.gpu_memory_utilization).",
+        "their share (generator.engine_args.gpu_memory_utilization or kv_cache_memory_bytes).",
     )
     engines_per_gpu: Positive = Field(
         1,
