@@ -16,8 +16,9 @@
 | `memory` | 1 | what `forge config --estimate` says a role takes is about what it takes |
 | `kill` | 1 | a run that is killed with `kill -9` leaves nothing on the GPU, and goes on |
 
-Every part is a process of its own (``engines_parts.py``) with a time limit and a log; a part that fails, hangs or dies
-does not stop the next, and the JSON is written after each. The exit status is 1 when something was wrong.
+A part sees as many GPUs as it needs, ``export`` all. Every part is a process of its own (``engines_parts.py``) with a
+time limit and a log; a part that fails, hangs or dies does not stop the next, and the JSON is written after each. The
+exit status is 1 when something was wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import RESULTS, provenance, write
-from forge_core.devices import visible_gpus
+from forge_core.devices import Placement, visible_gpus
 from forge_core.processes import ChildGroup
 
 GPUS = {
@@ -49,17 +50,19 @@ GPUS = {
     "memory": 1,
     "kill": 1,
 }
+ALL_GPUS = {"export"}  # parts that are about more GPUs than they need
 
 
 def run_part(name: str, args: argparse.Namespace, folder: Path, out: Path) -> dict[str, Any]:
     """``status``: ok, wrong (with what), skipped (with why), failed or timeout (with the end of the log)."""
-    here = len(visible_gpus()) if args.device == "cuda" else 0
-    if args.device == "cuda" and here < GPUS[name]:
-        return {"status": "skipped", "why": f"needs {GPUS[name]} GPUs, there are {here}"}
+    gpus = visible_gpus() if args.device == "cuda" else ()
+    if args.device == "cuda" and len(gpus) < GPUS[name]:
+        return {"status": "skipped", "why": f"needs {GPUS[name]} GPUs, there are {len(gpus)}"}
     log, answer, started = out / f"engines_gpu_{name}.log", folder / f"{name}.json", time.monotonic()
     log.unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.engines_parts", name, args.device, args.shape, str(answer)]
-    group = ChildGroup(name, command, log=log, env={"TMPDIR": str(folder)})
+    shown = Placement.environment(gpus if name in ALL_GPUS else gpus[: GPUS[name]])
+    group = ChildGroup(name, command, log=log, env={"TMPDIR": str(folder), **shown})
     try:
         status = group.wait(args.limit)
     except subprocess.TimeoutExpired:
