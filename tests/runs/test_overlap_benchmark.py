@@ -1,0 +1,46 @@
+"""``benchmarks/overlap_gpu.py``: over which steps a run is measured, and with which G."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from benchmarks.overlap_gpu import chained, figures, steps_of, turns_of
+
+pytestmark = pytest.mark.fast
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 4, 7])
+@pytest.mark.parametrize("measured", [1, 3, 5, 12])
+def test_whole_turns_are_measured_after_the_first_and_before_generation_ends(staleness: int, measured: int) -> None:
+    steps, turn = steps_of(measured, staleness), staleness + 1
+    assert measured <= turns_of(steps, staleness) * turn < measured + turn
+    assert staleness + turns_of(steps, staleness) * turn == steps - 1 - staleness, "the last batch is being sampled"
+
+
+def entry(end: float, train: float) -> dict[str, Any]:
+    finished = datetime.fromtimestamp(end, UTC).isoformat()
+    return {"finished_at": finished, "tokens": 10, "metrics": {"time/train": train, "time/publish": 0.0}}
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 4])
+def test_of_batches_that_come_in_turns_a_step_takes_its_share_of_a_turn(staleness: int) -> None:
+    """Sampling takes 10 s, a training step 1 s, and batch b waits for training step b - S - 1: (10 + 1) / (S + 1)."""
+    ends: list[float] = []
+    calls = []
+    for batch in range(steps_of(3, staleness)):
+        begin = ends[batch - staleness - 1] if batch > staleness else 0.0
+        calls.append((batch, begin, begin + 10.0))
+        ends.append(max(begin + 10.0, ends[-1] if ends else 0.0) + 1.0)
+    found = figures([entry(end, 1.0) for end in ends], calls, staleness)
+    assert found["step_s"] == pytest.approx(11.0 / (staleness + 1))
+    assert found["longest_call_s"] == 10.0
+    assert found["trainer_idle"] == pytest.approx(1 - (staleness + 1) / 11.0)
+
+
+def test_g_is_the_mean_over_batches_that_wait_for_each_other() -> None:
+    shards = [(0, 1.0), (0, 4.0), (1, 6.0), (2, 8.0), (3, 2.0)]
+    assert chained(shards, 1) == 6.0, "batches 0 and 2; 1 and 3 take 4.0"
+    assert chained(shards, 0) == 5.0
