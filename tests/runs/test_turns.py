@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
+from forge_core.runs import context
 from forge_core.runs.turns import Turns
 from forge_core.stop import Stopped, StopToken
+from tests.runs.harness import memory, new_run
 
 
 def test_sides_exclude_each_other_and_neither_starves() -> None:
@@ -65,3 +68,15 @@ def test_waiting_ends_when_the_run_is_stopped() -> None:
         threading.Timer(0.1, stop.set, ["test"]).start()
         with pytest.raises(Stopped), turns.on("generator"):
             pass
+
+
+def test_the_trainer_gives_its_memory_back_before_the_engine_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(context, "takes_turns", lambda ctx: True)
+    ctx = new_run(memory())
+    monkeypatch.setattr(ctx.trainer, "free_cached", lambda: calls.append("free"))
+    monkeypatch.setattr(ctx, "_generator", Mock(sleep=lambda: calls.append("sleep"), wake=lambda: calls.append("wake")))
+    for side in ("trainer", "generator", "trainer"):
+        with ctx.turns.on(side):
+            calls.append(side)
+    assert calls == ["trainer", "free", "wake", "generator", "sleep", "trainer"]
