@@ -18,6 +18,7 @@ def test_whole_turns_are_measured_after_the_first_and_before_generation_ends(sta
     steps, turn = steps_of(measured, staleness), staleness + 1
     assert measured <= turns_of(steps, staleness) * turn < measured + turn
     assert staleness + turns_of(steps, staleness) * turn == steps - 1 - staleness, "the last batch is being sampled"
+    assert turns_of(steps - 1, staleness) == turns_of(steps, staleness) - 1, "in the last turn nothing would be sampled"
 
 
 def entry(end: float, train: float) -> dict[str, Any]:
