@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from forge_core.config.any_config import AnyConfig
@@ -57,21 +59,16 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
     started_at, started = now(), time.monotonic()
     data = load_step(ctx, batch)
     loaded = time.monotonic()
-    outcome = ctx.trainer.learn(data)
+    with ThreadPoolExecutor(1, "describing") as beside:  # what the data alone decides, while the trainer works
+        description = beside.submit(copy_context().run, _described, ctx, data)
+        outcome = ctx.trainer.learn(data)
     stepped = time.monotonic()
+    training, training_digest, measured = description.result()
     weights, weights_digest = publish_weights(ctx, batch, outcome)
-    training, training_digest = publish_fates(ctx, data)
     times = {"time/load": loaded - started, "time/publish": time.monotonic() - stepped, **stage_seconds(ctx, data)}
-    grading = grading_metrics(ctx, data.shards["rewards"])
     evaluated = _evaluated(ctx, batch, weights)
     work = work_metrics(ctx, weights, trained_lengths(data), ctx.config.training.epochs_per_batch)
-    measured = {
-        **({} if outcome.stepped else IDLE),
-        **data_metrics(data, played=ctx.config.environment is not None),
-        **fate_metrics(data),
-        **component_spread(data),
-        **work,
-    }
+    idle = {} if outcome.stepped else IDLE
     entry = {
         "batch": batch,
         "version_in": batch,
@@ -88,7 +85,7 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
         "previous": ctx.ledger.previous(batch),
         "state_digest": outcome.state_digest,
         "cursor": data.plans[0]["cursor"]["after"],
-        "metrics": {**measured, **grading, **outcome.metrics, **evaluated, **times},
+        "metrics": {**idle, **measured, **work, **outcome.metrics, **evaluated, **times},
         **off_policy(ctx, data),
         "attempt": ctx.attempt,
         "started_at": started_at,
@@ -145,6 +142,18 @@ def publish_weights(ctx: RunContext, batch: int, outcome: Outcome) -> tuple[str,
         manifest = ctx.store.publish_uploaded(prefix, files, request=request)
         ctx.weights.adopt(manifest, folder)
     return prefix, manifest.content
+
+
+def _described(ctx: RunContext, data: StepData) -> tuple[str, str, dict[str, float]]:
+    """Prefix and digest of the ``training`` table, and the metrics that need no model."""
+    training, training_digest = publish_fates(ctx, data)
+    metrics = {
+        **data_metrics(data, played=ctx.config.environment is not None),
+        **fate_metrics(data),
+        **component_spread(data),
+        **grading_metrics(ctx, data.shards["rewards"]),
+    }
+    return training, training_digest, metrics
 
 
 def publish_fates(ctx: RunContext, data: StepData) -> tuple[str, str]:
