@@ -59,12 +59,12 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
     started_at, started = now(), time.monotonic()
     data = load_step(ctx, batch)
     loaded = time.monotonic()
-    with ThreadPoolExecutor(1, "describing") as beside:  # what the data alone decides, while the trainer works
-        description = beside.submit(copy_context().run, _described, ctx, data)
-        outcome = ctx.trainer.learn(data)
+    outcome = ctx.trainer.learn(data)
     stepped = time.monotonic()
+    with ThreadPoolExecutor(1, "describing") as beside:
+        description = beside.submit(copy_context().run, _described, ctx, data)
+        weights, weights_digest = publish_weights(ctx, batch, outcome)
     training, training_digest, measured = description.result()
-    weights, weights_digest = publish_weights(ctx, batch, outcome)
     times = {"time/load": loaded - started, "time/publish": time.monotonic() - stepped, **stage_seconds(ctx, data)}
     evaluated = _evaluated(ctx, batch, weights)
     work = work_metrics(ctx, weights, trained_lengths(data), ctx.config.training.epochs_per_batch)
