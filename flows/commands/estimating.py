@@ -16,7 +16,6 @@ from forge_core.runs.estimate import step_estimate
 from forge_core.runs.memory_estimate import GIB, PARTS, PROCESS, USABLE, DeviceFit, RoleMemory, fits, roles_memory
 from forge_core.runs.model_shape import model_shape
 from forge_core.runs.sft_estimate import sft_memory, stored_weights, trained_parameters
-from forge_core.training.launch import world_size
 
 
 def show_estimate(config: RunConfig, gib: float | None, gpus: int | None) -> bool:
@@ -44,7 +43,7 @@ def show_estimate(config: RunConfig, gib: float | None, gpus: int | None) -> boo
 
 def show_sft_estimate(config: SftConfig, gib: float | None, gpus: int | None) -> bool:
     """The same for a supervised run, whose only role is the trainer."""
-    shape, ranks = model_shape(config), world_size(config)
+    shape, ranks = model_shape(config), config.parallelism.ranks
     sizes = _sizes(gib, gpus or ranks)
     role = sft_memory(config, shape, _placed(place_trainer, config, sizes, imagined=gib is not None), sizes)
     print(f"{shape.parameters / 1e6:.1f} M parameters, {trained_parameters(config, shape) / 1e6:.1f} M of them trained")

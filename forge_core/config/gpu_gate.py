@@ -182,7 +182,7 @@ def _one_process(config: RunConfig, placement: Placement) -> list[str]:
 
 def _trainer_processes(config: RunConfig) -> list[str]:
     service, parallelism = config.services.trainer, config.parallelism
-    ranks, found = math.prod(parallelism.model_dump().values()), []
+    ranks, found = parallelism.ranks, []
     if service.procs < ranks and service.procs > 1:
         found.append(
             f"{TRAINER}.procs is {service.procs}, but the parallel degrees need {ranks} processes: the degrees decide; "

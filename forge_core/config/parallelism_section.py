@@ -38,6 +38,11 @@ class ParallelismSection(Section):
             raise ValueError("no rank would train")
         return degree
 
+    @property
+    def ranks(self) -> int:
+        """Processes of the trainer: the product of the degrees."""
+        return self.data_parallel_shard_degree * self.tensor_parallel_degree * self.pipeline_parallel_degree
+
     def of_ranks(self, procs: int | None) -> ParallelismSection:
         """With a number in the place of -1, for a trainer of ``procs`` processes (None: nothing says how many). Raises
         ValueError when they cannot be divided so."""

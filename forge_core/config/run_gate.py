@@ -7,7 +7,7 @@ imports torch) only for a configuration that is right otherwise, or when a servi
 
 from __future__ import annotations
 
-from math import gcd, prod
+from math import gcd
 from typing import TYPE_CHECKING
 
 from forge_core.config.data_sections import ScratchModel
@@ -246,14 +246,17 @@ def _embedded_backend(config: RunConfig) -> list[str]:
 
 def rank_store_problems(config: AnyConfig) -> list[str]:
     """A store that the ranks cannot share."""
-    ranks = prod(config.parallelism.model_dump().values())
-    if not (config.store or "").startswith("memory://") or (ranks == 1 and not config.training.own_process):
-        return []
+    problem = unshared_store(config, config.store or "")
+    return [problem] if problem else []
+
+
+def unshared_store(config: AnyConfig, store: str) -> str | None:
+    """Why the processes that train cannot share ``store``."""
+    ranks = config.parallelism.ranks
+    if not store.startswith("memory://") or (ranks == 1 and not config.training.own_process):
+        return None
     wanted = "training.own_process asks for another" if ranks == 1 else f"parallelism asks for {ranks} more"
-    return [
-        f"store: {config.store} exists in one process only, but {wanted} to train in: use a folder or "
-        "s3://bucket/prefix"
-    ]
+    return f"store: {store} exists in one process only, but {wanted} to train in: use a folder or s3://bucket/prefix"
 
 
 def store_warnings(config: AnyConfig) -> list[str]:

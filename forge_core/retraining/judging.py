@@ -22,7 +22,6 @@ from forge_core.models.stored import RunVersion
 from forge_core.retraining.beginning import Retraining, decision_of
 from forge_core.stop import StopToken
 from forge_core.store import Ledger, Store
-from forge_core.training.launch import world_size
 from forge_core.weights.registry import PRODUCTION, Change, Entry, Record, Registry, promotion, rejection
 
 
@@ -86,11 +85,11 @@ def _measured(
 def gpu_seconds(store: Store, work: Retraining, *evaluations: Evaluation) -> float:
     """Working seconds of the run's engines, and of the evaluations, times the GPUs of each (on the CPU: times one)."""
     replicas, each = generator_shape(work.run)
-    trainer, generator = world_size(work.run), replicas * each
+    trainer, generator = work.run.parallelism.ranks, replicas * each
     share = {"time/generate": generator, "time/reference": 1, "time/train": trainer, "time/publish": trainer}
     steps = _working_seconds(store, work.retrain_id, share)
     if work.sft is not None:
-        ranks = world_size(work.sft)
+        ranks = work.sft.parallelism.ranks
         share = dict.fromkeys(("time/train", "time/publish", "time/validation"), ranks)
         steps += _working_seconds(store, str(work.sft.run.id), share)
     return steps + generator * sum(e.provenance.get("seconds", 0.0) for e in evaluations)

@@ -24,7 +24,7 @@ from forge_core.generation.vllm_settings import CACHE_BYTES
 from forge_core.observability.memory import SETTINGS
 from forge_core.runs.engines import memory_share
 from forge_core.runs.model_shape import ModelShape
-from forge_core.training.launch import apart, world_size
+from forge_core.training.launch import apart
 
 GIB = 1024**3
 PROCESS = 700_000_000  # Python and torch, in the memory of the machine
@@ -126,7 +126,7 @@ def trainer_memory(
     config: AnyConfig, shape: ModelShape, placement: Placement, gpu_memory: Mapping[str, int]
 ) -> RoleMemory:
     """One rank of the trainer."""
-    gpus, ranks = placement.trainer, world_size(config)
+    gpus, ranks = placement.trainer, config.parallelism.ranks
     parts = trainer_parts(config, shape, gpu_memory[gpus[0]] if gpus else None)
     kept = sum(parts[name] for name in ("parameters", "optimizer"))
     overhead = CONTEXT if gpus else PROCESS if apart(config) else 0

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forge_core.config import ConfigError
+from forge_core.config.run_gate import unshared_store
 from forge_core.devices import Placement
 from forge_core.runs.engines import logs_folder
 from forge_core.store import layout
@@ -32,11 +33,8 @@ def build_trainer(ctx: RunContext, settings: TrainerSettings, loss: Any, make_lo
     model = ctx.ledger.weights_prefix(0)
     if not apart(ctx.config):
         return StoredTrainer(ctx.store, model, settings, loss, device=ctx.device("trainer"))
-    if ctx.store.uri.startswith("memory://"):
-        raise ConfigError(
-            f"store: {ctx.store.uri} exists in one process only, and training in others is asked for (parallelism, "
-            "training.own_process): use a folder or s3://bucket/prefix"
-        )
+    if problem := unshared_store(ctx.config, ctx.store.uri):
+        raise ConfigError(problem)
     rendezvous = Rendezvous.of_run(ctx.run_id, ctx.attempt)
     ranks = ranks_per_node(ctx.config, rendezvous.nodes)
     gpus = ctx.placement.trainer

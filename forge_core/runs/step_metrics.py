@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from forge_core.runs.consumption import StepData
 from forge_core.runs.gpu_speed import peak_flops
 from forge_core.store import Store
-from forge_core.training.launch import world_size
 
 if TYPE_CHECKING:
     from forge_core.runs.context import RunContext
@@ -70,7 +69,7 @@ def work_metrics(ctx: RunContext, weights: str, lengths: Sequence[float], epochs
     if config := _model_config(ctx.store, ctx.ledger.weights_prefix(0)):
         found["trainer/model_flops"] = model_flops(config, tokens, squares)
     peak = peak_flops(ctx.device("trainer"))
-    return found | ({"time/peak_flops": peak * world_size(ctx.config)} if peak else {})
+    return found | ({"time/peak_flops": peak * ctx.config.parallelism.ranks} if peak else {})
 
 
 def model_flops(config: dict[str, Any], tokens: float, squares: float) -> float:

@@ -57,20 +57,14 @@ def node_count(environ: Mapping[str, str] = os.environ) -> int:
     return int(value)
 
 
-def world_size(config: AnyConfig) -> int:
-    """Ranks of the trainer: the product of its parallel degrees."""
-    p = config.parallelism
-    return p.data_parallel_shard_degree * p.tensor_parallel_degree * p.pipeline_parallel_degree
-
-
 def apart(config: AnyConfig) -> bool:
     """Whether the trainer works in other processes than the run's own."""
-    return world_size(config) > 1 or config.training.own_process
+    return config.parallelism.ranks > 1 or config.training.own_process
 
 
 def ranks_per_node(config: AnyConfig, nodes: int) -> int:
     """Raises ConfigError when the ranks cannot be divided among the nodes."""
-    ranks = world_size(config)
+    ranks = config.parallelism.ranks
     if ranks % nodes or ranks < nodes:
         raise ConfigError(
             f"parallelism: {ranks} ranks (data_parallel_shard_degree x tensor_parallel_degree x "
