@@ -98,17 +98,17 @@ def main() -> None:
     args.shape = args.shape or ("0.6B" if args.device == "cuda" else "tiny")
     out = Path(os.environ.get("OUT", RESULTS))
     settings = {k: str(v) for k, v in vars(args).items()}
-    result: dict[str, Any] = {"benchmark": "engines_gpu", **provenance(), "settings": settings, "parts": {}}
-    result["gpus"] = list(visible_gpus())
+    where = {**provenance(), "settings": settings, "gpus": list(visible_gpus())}  # a part can be measured alone
+    parts: dict[str, Any] = {}
     for name in args.parts:
         folder = Path(tempfile.mkdtemp(prefix="forge-part-", dir=args.folder))
         try:
-            result["parts"][name] = run_part(name, args, folder, out)
+            parts[name] = {**run_part(name, args, folder, out), **where}
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        print(name, json.dumps(result["parts"][name])[:2000], flush=True)
-        write("engines_gpu", result)
-    if any(part["status"] not in ("ok", "skipped") for part in result["parts"].values()):
+        print(name, json.dumps(parts[name])[:2000], flush=True)
+        write("engines_gpu", {"benchmark": "engines_gpu", "parts": parts})
+    if any(part["status"] not in ("ok", "skipped") for part in parts.values()):
         raise SystemExit(1)
 
 

@@ -543,7 +543,7 @@ def peak_of(part: Part, role: str, expected: int) -> Iterator[None]:
 
 
 def compare_memory(part: Part, role: str, found: int, expected: int) -> None:
-    """An estimate may be too high by a half, and too low by a tenth."""
+    """An estimate may be twice what is taken, and too low by a tenth."""
     ratio = found / expected
     part.figures[role] = {
         "gib": round(found / GIB, 2),

@@ -5,8 +5,8 @@
     python -m benchmarks.overlap_gpu --kinds fixed --staleness 1 --groups 64   (one GPU, which both share: what a step
                                                                                of ten seconds takes beside its work)
 
-W: engine-seconds of a batch at full load; T: seconds of a training step; G: seconds of the longest response under load.
-The formula takes generator and trainer to be apart: on a GPU of both it means little.
+W: engine-seconds of a batch at full load; T: seconds of a training step, publishing included; G: seconds of the
+longest response under load. The formula takes generator and trainer to be apart: on a GPU of both it means little.
 Real flow, Prefect server, store, engine and trainer. Lengths are drawn in advance and EOS is ignored: once all equal,
 once long-tailed (log-normal with median 2,048 and mean 3,072, at most 16,384, divided by --scale so that a measurement
 takes minutes). "serial" is S = 2 on the long tail with an engine that serves one rollout task at a time.
@@ -14,8 +14,10 @@ takes minutes). "serial" is S = 2 on the long tail with an engine that serves on
 A batch waits for the one S + 1 before it, so batches come in turns of S + 1; a run is measured over whole turns,
 between the one that fills the window and the one in which nothing is generated any more.
 
-W, T and G are measured in the same runs: W from the engine's busy seconds at the largest S, T from the ledger, G in
-each run under its own load: the longest call of a batch, in the mean over the batches that wait for each other.
+W is measured apart, before the runs: the tokens of a batch over the tokens a second of the same engine with all slots
+taken (as many as the largest S can fill). T is the ledger's, over all runs of a kind. G is measured in each run, under
+its own load: the longest call of a batch, in the mean over the batches that wait for each other. It grows with S, since
+more batches share the engine; where it decides, the ratio to the formula says what a turn takes beside G and T.
 """
 
 from __future__ import annotations
@@ -174,6 +176,18 @@ def orchestration(store: Path, name: str) -> dict[str, float]:
     return {key: value for key, value in found.items() if key.startswith("orchestration/")}
 
 
+def full_load(engine: Any, slots: int, length: int) -> float:
+    """Tokens a second of the engine with ``slots`` responses of ``length`` tokens at once."""
+    from forge_core.data_model import GenerationRequest, SamplingParams
+
+    sampling = SamplingParams(max_new_tokens=length)
+    prompts = [tuple(2 + (7 * n + i) % 40 for i in range(64)) for n in range(slots)]
+    requests = [GenerationRequest(f"full/0/{n}/0", prompt, n, sampling) for n, prompt in enumerate(prompts)]
+    started = time.monotonic()
+    completions = engine.generate(requests)
+    return sum(len(c.token_ids) for c in completions) / (time.monotonic() - started)
+
+
 def steps_of(measured: int, staleness: int) -> int:
     """Steps of a run in which at least ``measured`` are measured, in whole turns."""
     turn = staleness + 1
@@ -202,16 +216,16 @@ def figures(entries: list[dict[str, Any]], calls: list[tuple[int, float, float]]
     first, count = staleness, turns_of(len(entries), staleness) * (staleness + 1)
     last = first + count
     span = (ends[first], ends[last])
-    trained = [(end - e["metrics"]["time/train"], end) for end, e in zip(ends, entries, strict=True)]
+    busy = [e["metrics"]["time/train"] + e["metrics"]["time/publish"] for e in entries]
+    trained = [(end - took, end) for end, took in zip(ends, busy, strict=True)]
     seconds, intervals = span[1] - span[0], [(a, b) for _, a, b in calls]
-    train = [e["metrics"]["time/train"] for e in entries[1:]]
     return {
         "staleness": staleness,
         "step_s": seconds / count,
         "steps": count,
-        "train_s": median(train),
+        "train_s": median(e["metrics"]["time/train"] for e in entries[1:]),
         "publish_s": median(e["metrics"]["time/publish"] for e in entries[1:]),
-        "trainer_idle": 1 - min(1.0, sum(train[first:last]) / seconds),
+        "trainer_idle": 1 - union(trained, *span) / seconds,
         "generator_idle": 1 - union(intervals, *span) / seconds,
         "neither": 1 - union([*intervals, *trained], *span) / seconds,
         "tokens": median(e["tokens"] for e in entries),
@@ -225,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shape", default="0.6B")
     parser.add_argument("--groups", type=int, default=16)
-    parser.add_argument("--slots", type=int, default=256)
+    parser.add_argument("--slots", type=int, help="of the engine; left out: enough for the largest staleness")
     parser.add_argument("--scale", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=5, help="to measure, at least, in each run")
@@ -235,10 +249,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
     args = parser.parse_args()
+    args.slots = args.slots or (max(args.staleness) + 1) * args.groups * SAMPLES
     from flows.server import ensure_server
 
     engines: dict[str, Any] = {}
-    lengths = {"fixed": lambda seed: 3072 // args.scale, "long_tail": long_tail(args.scale)}
+    mean = 3072 // args.scale
+    lengths = {"fixed": lambda seed: mean, "long_tail": long_tail(args.scale)}
     runs: dict[str, dict] = {}
     failed: dict[str, str] = {}
     result = {"benchmark": "overlap_gpu", **provenance()}
@@ -246,7 +262,8 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory(dir=args.folder) as args.work:
             os.chdir(args.work)  # where each run leaves its curve
-            run(args, engines, "warm-up", 1, 2, lengths["long_tail"])
+            run(args, engines, "warm-up", 1, 2, lambda seed: 64)
+            rate = full_load(engines["vllm"], args.slots, mean)
             wanted = [(f"{kind}-{s}", s, lengths[kind]) for kind in args.kinds for s in args.staleness]
             serial = [("serial-2", 2, lengths["long_tail"])] if "long_tail" in args.kinds else []
             for name, s, length in [*wanted, *serial]:
@@ -254,7 +271,9 @@ def main() -> None:
                     runs[name] = run(args, engines, name, s, steps_of(args.steps, s), length)
                 except Exception as error:  # what was measured stays, and the next run may go well
                     failed[name] = f"{type(error).__name__}: {error}"
-                write("overlap_gpu", {**result, **compared(runs, lengths, args), "failed": failed})
+                not_run = [other for other, *_ in [*wanted, *serial] if other not in {**runs, **failed}]
+                found = compared(runs, lengths, args, rate)
+                write("overlap_gpu", {**result, **found, "failed": failed, "not_run": not_run})
             engines["vllm"].shutdown()
     finally:
         server.stop()
@@ -262,21 +281,21 @@ def main() -> None:
         raise SystemExit(f"failed: {failed}")
 
 
-def compared(runs: dict[str, dict], lengths: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """Each run's step time over the formula's, with W taken from the run at the largest S."""
+def compared(runs: dict[str, dict], lengths: dict[str, Any], args: argparse.Namespace, rate: float) -> dict[str, Any]:
+    """Each run's step time over the formula's. ``rate``: tokens a second at full load."""
     for kind in lengths:
         mine = {s: runs[name] for s in args.staleness if "train_s" in runs.get(name := f"{kind}-{s}", {})}
         if not mine:
             continue
         train = median(r["train_s"] + r["publish_s"] for r in mine.values())
-        full = mine[max(mine)]
-        work = full["step_s"] * (1 - full["generator_idle"])
+        work = median(r["tokens"] for r in mine.values()) / rate
         for s, r in mine.items():
             longest = r["longest_call_s"]
             r["formula_s"] = max(work, train, (longest + train) / (s + 1))
             r["over_formula"] = round(r["step_s"] / r["formula_s"], 3)
             r |= {"W": work, "T": train, "G": longest}
-    return {"settings": {k: str(v) for k, v in vars(args).items()}, "goal": GOALS, "runs": runs}
+    settings = {k: str(v) for k, v in vars(args).items()}
+    return {"settings": settings, "goal": GOALS, "tokens_per_second_at_full_load": round(rate, 1), "runs": runs}
 
 
 if __name__ == "__main__":

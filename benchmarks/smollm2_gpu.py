@@ -6,8 +6,9 @@
 Runs ``configs/smollm2_gpu.yaml`` through ``forge train`` once a seed (and variant), ``--minutes`` long at most, and
 records, from the ledger, the reward of each batch against the seconds since the first step began, the step times, and
 the reward on held-out problems. The JSON is written every few seconds, with what the runs have so far.
-Compare (``trl_gpu``): TRL 1.16 with colocated vLLM 0.25.1 on an H200 with the same batch (32 prompts x 8 samples, at
-most 64 new tokens): 0.60 s a step (median), mean reward of a batch 0.56 after 50 s, 0.75 after 66 s, 0.79 at best.
+Goals, and crosses in the figure: TRL 1.16 with colocated vLLM 0.25.1, alone on an H200, with the same batch (32
+prompts x 8 samples, at most 64 new tokens): 0.60 s a step (median), mean reward of a batch 0.56 after 50 s, 0.75 after
+66 s, 0.79 at best. That run was before this script; ``trl_gpu`` repeats it (its result was measured beside other work).
 """
 
 from __future__ import annotations

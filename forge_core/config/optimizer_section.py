@@ -32,7 +32,7 @@ class OptimizerSection(Section):
     own_process: bool = Field(
         False,
         description="Train in a process of its own with one rank too, as several ranks always do: what else the run's "
-        "process does, such as sampling and scoring, then does not hold up steps.",
+        "process does, such as sampling and scoring of a GRPO run, then does not slow optimizer steps.",
     )
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none", description="Activations computed again in the backward pass: none, those of cheap operations, or all."

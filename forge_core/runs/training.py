@@ -64,8 +64,9 @@ def _take_step(ctx: RunContext, batch: int) -> dict[str, Any]:
     with ThreadPoolExecutor(1, "describing") as beside:
         description = beside.submit(copy_context().run, _described, ctx, data)
         weights, weights_digest = publish_weights(ctx, batch, outcome)
+        published = time.monotonic()
     training, training_digest, measured = description.result()
-    times = {"time/load": loaded - started, "time/publish": time.monotonic() - stepped, **stage_seconds(ctx, data)}
+    times = {"time/load": loaded - started, "time/publish": published - stepped, **stage_seconds(ctx, data)}
     evaluated = _evaluated(ctx, batch, weights)
     work = work_metrics(ctx, weights, trained_lengths(data), ctx.config.training.epochs_per_batch)
     idle = {} if outcome.stepped else IDLE

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from benchmarks.overlap_gpu import chained, figures, steps_of, turns_of
+from benchmarks.overlap_gpu import chained, compared, figures, steps_of, turns_of
 
 pytestmark = pytest.mark.fast
 
@@ -21,9 +22,9 @@ def test_whole_turns_are_measured_after_the_first_and_before_generation_ends(sta
     assert turns_of(steps - 1, staleness) == turns_of(steps, staleness) - 1, "in the last turn nothing would be sampled"
 
 
-def entry(end: float, train: float) -> dict[str, Any]:
+def entry(end: float, train: float, publish: float = 0.0) -> dict[str, Any]:
     finished = datetime.fromtimestamp(end, UTC).isoformat()
-    return {"finished_at": finished, "tokens": 10, "metrics": {"time/train": train, "time/publish": 0.0}}
+    return {"finished_at": finished, "tokens": 10, "metrics": {"time/train": train, "time/publish": publish}}
 
 
 @pytest.mark.parametrize("staleness", [1, 2, 4])
@@ -39,6 +40,27 @@ def test_of_batches_that_come_in_turns_a_step_takes_its_share_of_a_turn(stalenes
     assert found["step_s"] == pytest.approx(11.0 / (staleness + 1))
     assert found["longest_call_s"] == 10.0
     assert found["trainer_idle"] == pytest.approx(1 - (staleness + 1) / 11.0)
+
+
+def test_publishing_is_part_of_a_training_step() -> None:
+    """Without staleness: 8 s of sampling, 1 s of training, 0.5 s of publishing, and 0.5 s of neither."""
+    entries = [entry(10.0 * n + 10, 1.0, 0.5) for n in range(4)]
+    found = figures(entries, [(n, 10.0 * n, 10.0 * n + 8) for n in range(4)], 0)
+    idle = (found["trainer_idle"], found["generator_idle"], found["neither"])
+    assert idle == pytest.approx((0.85, 0.2, 0.05))
+
+
+def test_each_term_of_the_formula_decides_where_it_is_the_largest() -> None:
+    """W is what the engine takes for the tokens of a batch at full load, whatever the runs took."""
+    run = {"tokens": 600, "train_s": 1.5, "publish_s": 0.5, "step_s": 11.0}
+    runs = {f"fixed-{s}": {**run, "longest_call_s": longest} for s, longest in ((0, 18.0), (1, 18.0), (4, 20.0))}
+    for rate, expected in ((100.0, (20.0, 10.0, 6.0)), (600.0, (20.0, 10.0, 4.4)), (50.0, (20.0, 12.0, 12.0))):
+        compared(runs, {"fixed": None}, Namespace(staleness=[0, 1, 4]), rate)
+        assert tuple(r["formula_s"] for r in runs.values()) == pytest.approx(expected)
+        assert [r["over_formula"] for r in runs.values()] == [round(11.0 / s, 3) for s in expected]
+    slow = {"fixed-4": {**run, "longest_call_s": 1.0, "train_s": 30.0}}
+    compared(slow, {"fixed": None}, Namespace(staleness=[4]), 100.0)
+    assert slow["fixed-4"]["formula_s"] == 30.5
 
 
 def test_g_is_the_mean_over_batches_that_wait_for_each_other() -> None:
