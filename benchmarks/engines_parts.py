@@ -345,7 +345,7 @@ def ranks(part: Part) -> None:
                 TrainerSpec(store.uri, "model/", settings_of(dtype=dtype, **{degree: 2}), make_loss), 2,
                 loss=make_loss(), logs=part.folder / "logs", scratch="copy/",
                 rendezvous=Rendezvous(f"{degree}-{dtype}"), environment=environment,
-                options=RankOptions(part.device, threads=1, timeout_s=60.0, init_timeout_s=120.0),
+                options=RankOptions(part.device, threads=1, timeout_s=150.0, init_timeout_s=120.0),
             )  # fmt: skip
             try:
                 with part.timed(f"{degree}/{dtype}/start"):
@@ -353,7 +353,8 @@ def ranks(part: Part) -> None:
                 with part.timed(f"{degree}/{dtype}/three_steps"):
                     found = three_steps(group, samples, part.folder / f"{degree}-{dtype}")
                 compare_steps(part, f"{degree}/{dtype}", found, expected, limit, probe_limit)
-                part.holds("all ranks hold the same parameters", bool(group.state_digest()))
+            except Exception as error:  # what the others do is worth knowing too
+                part.holds(f"{degree}/{dtype} trained: {error}"[:4000], False)
             finally:
                 group.cleanup()
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
 
 from forge_core.training.collectives import gathered
 from forge_core.training.hf_io import full_tensor
@@ -19,7 +20,10 @@ _ODD = (0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111
 
 def state_digest(parameters: Mapping[str, nn.Parameter], stages: dist.ProcessGroup | None) -> str:
     """sha256 over name and fingerprint of every parameter, in name order: the same on every rank and kind of device,
-    and the same as of one rank with these parameters. ``stages``: the group with one rank of each pipeline stage."""
+    and the same as of one rank with these parameters. ``stages``: the group with one rank of each pipeline stage.
+    Raises RuntimeError on every rank where those that each hold a whole parameter hold different ones."""
+    if dist.get_world_size() > 1:
+        _check_copies(parameters)
     hashing = dist.get_rank() == 0
     names: list[str] = []
     prints: list[Tensor] = []
@@ -37,6 +41,34 @@ def state_digest(parameters: Mapping[str, nn.Parameter], stages: dist.ProcessGro
     if dist.get_world_size() > 1:
         dist.broadcast_object_list(found, src=0)
     return found[0]
+
+
+def _check_copies(parameters: Mapping[str, nn.Parameter]) -> None:
+    mine = {name: p for name, p in sorted(parameters.items()) if isinstance(p, DTensor) and _copied(p)}
+    prints = fingerprints([p.to_local().detach() for p in mine.values()])
+    numbers = torch.stack(prints).tolist() if prints else []
+    places = [(name, _place(p)) for name, p in mine.items()]
+    found: dict[tuple[str, tuple[int, ...]], set[int]] = {}
+    for of_rank in gathered(list(zip(places, numbers, strict=True)), dist.group.WORLD):
+        for place, number in of_rank:
+            found.setdefault(place, set()).add(number)
+    if differing := sorted({name for (name, _), numbers in found.items() if len(numbers) > 1}):
+        named = ", ".join(differing[:3])
+        count = len(differing)
+        raise RuntimeError(f"the trainer's ranks hold different numbers in {count} parameters, such as {named}")
+
+
+def _copied(parameter: DTensor) -> bool:
+    """Whether several ranks hold the same part of it."""
+    mesh = parameter.device_mesh
+    return any(isinstance(p, Replicate) and mesh.size(axis) > 1 for axis, p in enumerate(parameter.placements))
+
+
+def _place(parameter: DTensor) -> tuple[int, ...]:
+    """Which part this rank holds: its coordinates along the axes that divide the parameter."""
+    coordinates = parameter.device_mesh.get_coordinate() or ()
+    divided = [not isinstance(placement, Replicate) for placement in parameter.placements]
+    return tuple(at for at, divides in zip(coordinates, divided, strict=True) if divides)
 
 
 def fingerprints(tensors: list[Tensor]) -> list[Tensor]:

@@ -15,9 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 
 from forge_core.models import probe
 from forge_core.stop import Stopped, StopToken
+from forge_core.training.logprob_head import Vocabulary, target_logprobs
+from forge_core.training.logprob_kernels import FusedTargetLogprobs
 from forge_core.training.trainer import TitanTrainer
 from tests.training.rank_worker import STEPS, grpo_samples, join, spawn, totals_of, train, trainer_of
 from tests.training.tiny_models import saved
@@ -51,6 +54,10 @@ def two_ranks(rank: int, out: Path, tied: Path, untied: Path) -> dict[str, Any]:
     found["rounded"] = read_between_passes(trainer_of(tied, data_parallel=2, dtype="bfloat16"), out / "first")
     tensor = trainer_of(tied, tensor_parallel=2, activation_checkpointing="selective")
     found["tensor"] = measured(tensor)
+    rounded = trainer_of(tied, tensor_parallel=2, dtype="bfloat16")
+    found["tensor_rounded"] = train(rounded, range(STEPS))
+    found["drifted"] = drifted(rounded, rank)
+    found["head"] = divided_head()
     tensor.load(out / "checkpoint")
     tensor.push_weights(out / "tensor-weights")
     found["resumed_tensor"] = train(tensor, range(HALF, STEPS))
@@ -80,6 +87,41 @@ def read_between_passes(trainer: TitanTrainer, folder: Path) -> dict[str, Any]:
     trainer.cleanup()
     gc.collect()
     return found | {"freed": model() is None}
+
+
+def drifted(trainer: TitanTrainer, rank: int) -> list[str]:
+    """What becomes of the digest when rank 1's copy of a parameter that both hold is another."""
+    (name, norm), *_ = ((n, p) for n, p in trainer._masters.trained.items() if n.endswith("ffn_norm.weight"))
+    assert isinstance(norm, DTensor)
+    if rank == 1:
+        norm.to_local().data[0] += 1e-6
+    with pytest.raises(RuntimeError) as caught:
+        trainer.state_digest()
+    return [name, str(caught.value)]
+
+
+def divided_head() -> dict[str, list[Any]]:
+    """Log-probabilities, entropies and gradients of a vocabulary of 31 that two ranks divide, by the code for GPUs and
+    by the plain one. The gradient of the hidden states is summed over the ranks, as tensor parallelism does."""
+    part = Vocabulary.part(dist.group.WORLD, 31)
+    return {
+        name: [x.tolist() for x in head_of(function, slice(part.start, part.start + part.size), part)]
+        for name, function in (("gpu", FusedTargetLogprobs.apply), ("plain", target_logprobs))
+    }
+
+
+def head_of(function: Any, rows: slice, part: Vocabulary | None) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(17, 8, generator=generator, requires_grad=True)
+    weight = torch.randn(31, 8, generator=generator)[rows].requires_grad_()
+    target, mix = torch.randint(0, 31, (17,), generator=generator), torch.randn(2, 17, generator=generator)
+    logprobs_N, entropy_N = function(hidden, weight, target, 0.7, part)
+    ((mix[0] * logprobs_N).sum() + (mix[1] * entropy_N).sum()).backward()
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    if part is not None:
+        dist.all_reduce(hidden.grad)
+    return [logprobs_N.detach(), entropy_N.detach(), hidden.grad, weight.grad]
 
 
 def stopped_by_rank_one(trainer: TitanTrainer, rank: int) -> list[str]:
@@ -159,6 +201,29 @@ def test_two_ranks_train_like_one(two: Any, alone: Any, name: str, model: int) -
     _, ranks = two
     assert_same(ranks[0][name], alone[model])
     assert ranks[0][name] == ranks[1][name]
+
+
+def test_ranks_that_hold_the_same_parameter_must_hold_the_same_numbers(two: Any) -> None:
+    for name, error in (rank["drifted"] for rank in two[1]):
+        assert error == f"the trainer's ranks hold different numbers in 1 parameters, such as {name}"
+
+
+def test_a_vocabulary_that_two_ranks_divide_gives_what_one_rank_gives(two: Any) -> None:
+    whole = head_of(target_logprobs, slice(0, 31), None)
+    for code in ("gpu", "plain"):
+        first, second = ([torch.tensor(x) for x in rank["head"][code]] for rank in two[1])
+        for ours, theirs in ((first, whole[:3]), (second, whole[:3])):
+            assert all(torch.allclose(x, y, atol=2e-5) for x, y in zip(ours, theirs, strict=False))
+        assert torch.allclose(torch.cat([first[3], second[3]]), whole[3], atol=2e-5)
+
+
+def test_two_ranks_that_divide_every_matrix_train_in_bfloat16_as_one_does(two: Any, folders: Any) -> None:
+    alone = train(trainer_of(folders[0], dtype="bfloat16"), range(STEPS))
+    first, second = (rank["tensor_rounded"] for rank in two[1])
+    assert first == second
+    for ours, theirs in zip(first, alone, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=0.01)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.05)
 
 
 def test_a_forward_pass_alone_leaves_the_parameters_that_are_read_and_stepped(two: Any) -> None:
