@@ -353,6 +353,7 @@ def ranks(part: Part) -> None:
                 with part.timed(f"{degree}/{dtype}/three_steps"):
                     found = three_steps(group, samples, part.folder / f"{degree}-{dtype}")
                 compare_steps(part, f"{degree}/{dtype}", found, expected, limit, probe_limit)
+                group.state_digest()  # raises where ranks hold different copies of a parameter
             except Exception as error:  # what the others do is worth knowing too
                 part.holds(f"{degree}/{dtype} trained: {error}"[:4000], False)
             finally:

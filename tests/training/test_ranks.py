@@ -23,7 +23,7 @@ from forge_core.training.logprob_head import Vocabulary, target_logprobs
 from forge_core.training.logprob_kernels import FusedTargetLogprobs
 from forge_core.training.trainer import TitanTrainer
 from tests.training.rank_worker import STEPS, grpo_samples, join, spawn, totals_of, train, trainer_of
-from tests.training.tiny_models import saved
+from tests.training.tiny_models import HEAD_VOCAB, head, saved
 
 pytestmark = pytest.mark.engine
 
@@ -102,26 +102,12 @@ def drifted(trainer: TitanTrainer, rank: int) -> list[str]:
 
 def divided_head() -> dict[str, list[Any]]:
     """Log-probabilities, entropies and gradients of a vocabulary of 31 that two ranks divide, by the code for GPUs and
-    by the plain one. The gradient of the hidden states is summed over the ranks, as tensor parallelism does."""
-    part = Vocabulary.part(dist.group.WORLD, 31)
+    by the plain one."""
+    part = Vocabulary.part(dist.group.WORLD, HEAD_VOCAB)
     return {
-        name: [x.tolist() for x in head_of(function, slice(part.start, part.start + part.size), part)]
+        name: [x.tolist() for x in head(function, 22, True, part)]
         for name, function in (("gpu", FusedTargetLogprobs.apply), ("plain", target_logprobs))
     }
-
-
-def head_of(function: Any, rows: slice, part: Vocabulary | None) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    hidden = torch.randn(17, 8, generator=generator, requires_grad=True)
-    weight = torch.randn(31, 8, generator=generator)[rows].requires_grad_()
-    target, mix = torch.randint(0, 31, (17,), generator=generator), torch.randn(2, 17, generator=generator)
-    logprobs_N, entropy_N = function(hidden, weight, target, 0.7, part)
-    ((mix[0] * logprobs_N).sum() + (mix[1] * entropy_N).sum()).backward()
-    assert hidden.grad is not None
-    assert weight.grad is not None
-    if part is not None:
-        dist.all_reduce(hidden.grad)
-    return [logprobs_N.detach(), entropy_N.detach(), hidden.grad, weight.grad]
 
 
 def stopped_by_rank_one(trainer: TitanTrainer, rank: int) -> list[str]:
@@ -209,12 +195,12 @@ def test_ranks_that_hold_the_same_parameter_must_hold_the_same_numbers(two: Any)
 
 
 def test_a_vocabulary_that_two_ranks_divide_gives_what_one_rank_gives(two: Any) -> None:
-    whole = head_of(target_logprobs, slice(0, 31), None)
+    *whole, whole_weight = head(target_logprobs, 22, True)
     for code in ("gpu", "plain"):
-        first, second = ([torch.tensor(x) for x in rank["head"][code]] for rank in two[1])
-        for ours, theirs in ((first, whole[:3]), (second, whole[:3])):
-            assert all(torch.allclose(x, y, atol=2e-5) for x, y in zip(ours, theirs, strict=False))
-        assert torch.allclose(torch.cat([first[3], second[3]]), whole[3], atol=2e-5)
+        ranks = [[torch.tensor(x) for x in rank["head"][code]] for rank in two[1]]
+        for *ours, _ in ranks:
+            assert all(torch.allclose(x, y, atol=2e-5) for x, y in zip(ours, whole, strict=True))
+        assert torch.allclose(torch.cat([weight for *_, weight in ranks]), whole_weight, atol=2e-5)
 
 
 def test_two_ranks_that_divide_every_matrix_train_in_bfloat16_as_one_does(two: Any, folders: Any) -> None:

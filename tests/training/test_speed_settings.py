@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from forge_core.training.attention import block_mask
 from forge_core.training.packing import PAD_ID, Sample, pack, round_up
 from forge_core.training.settings import FLOAT8_MULTIPLE, TrainerSettings
 from tests.training.rank_worker import grpo_samples, train, trainer_of
-from tests.training.tiny_models import samples, saved
+from tests.training.tiny_models import head, samples, saved
 
 pytestmark = pytest.mark.engine
 
@@ -120,17 +119,3 @@ def test_the_gpu_code_for_log_probabilities_equals_the_plain_one(monkeypatch: py
             expected = head(logprob_head.target_logprobs, rows, entropy)
             for ours, theirs in zip(found, expected, strict=True):
                 assert torch.allclose(ours, theirs, atol=2e-5)
-
-
-def head(function: Any, rows: int, entropy: bool) -> tuple[torch.Tensor, ...]:
-    generator = torch.Generator().manual_seed(rows)
-    hidden = torch.randn(rows, 8, generator=generator, requires_grad=True)
-    weight = torch.randn(31, 8, generator=generator, requires_grad=True)
-    target = torch.randint(0, 31, (rows,), generator=generator)
-    mix = torch.randn(2, rows, generator=generator)
-    logprobs_N, entropy_N = function(hidden, weight, target, 0.7, None)
-    loss = (mix[0] * logprobs_N).sum() + ((mix[1] * entropy_N).sum() if entropy else 0.0)
-    loss.backward()
-    assert hidden.grad is not None
-    assert weight.grad is not None
-    return logprobs_N.detach(), entropy_N.detach(), hidden.grad, weight.grad

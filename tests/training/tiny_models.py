@@ -8,10 +8,13 @@ from tempfile import mkdtemp
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from forge_core.training.logprob_head import Vocabulary
 from forge_core.training.packing import Sample
 
 VOCAB = 53
+HEAD_VOCAB = 31  # of ``head``: two ranks cannot divide it evenly
 _SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 2, "rms_norm_eps": 3e-6}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -88,3 +91,24 @@ def logprobs_of(model: Any, sample: Sample, temperature: float = 1.0) -> torch.T
     logits = model(tokens[None]).logits[0, :-1].float() / temperature
     found = torch.log_softmax(logits, -1).gather(-1, tokens[1:, None]).squeeze(-1)
     return found[torch.tensor(sample.loss_mask[1:])]
+
+
+def head(function: Any, rows: int, entropy: bool, part: Vocabulary | None = None) -> tuple[torch.Tensor, ...]:
+    """Log-probabilities, entropies and the gradients of hidden states and weight by ``function``, over a vocabulary of
+    ``HEAD_VOCAB``, or this rank's ``part`` of it (where the gradient of the hidden states is summed over the ranks, as
+    tensor parallelism does)."""
+    generator = torch.Generator().manual_seed(rows)
+    hidden = torch.randn(rows, 8, generator=generator, requires_grad=True)
+    weight = torch.randn(HEAD_VOCAB, 8, generator=generator)
+    target = torch.randint(0, HEAD_VOCAB, (rows,), generator=generator)
+    mix = torch.randn(2, rows, generator=generator)
+    if part is not None:
+        weight = weight[part.start : part.start + part.size]
+    logprobs_N, entropy_N = function(hidden, weight.requires_grad_(), target, 0.7, part)
+    loss = (mix[0] * logprobs_N).sum() + ((mix[1] * entropy_N).sum() if entropy else 0.0)
+    loss.backward()
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    if part is not None:
+        dist.all_reduce(hidden.grad)
+    return logprobs_N.detach(), entropy_N.detach(), hidden.grad, weight.grad
