@@ -40,8 +40,8 @@ class Channel:
     def _exactly(self, count: int) -> bytearray:
         buffer = bytearray(count)
         view, filled = memoryview(buffer), 0
-        while filled < count:
-            received = self._connection.recv_into(view[filled:])
+        while filled < count:  # all at once: each return waits for the interpreter's lock
+            received = self._connection.recv_into(view[filled:], 0, socket.MSG_WAITALL)
             if received == 0:
                 raise EOFError("the other side closed the channel")
             filled += received

@@ -175,8 +175,9 @@ def _digest(folder: Path) -> str:
 
 @lru_cache(maxsize=16)  # it is asked for with every shard
 def _files_digest(files: tuple[tuple[Path, int, int], ...]) -> str:
+    from forge_core.store.digests import data_digest
+
     digest = hashlib.sha256()
     for path, _, _ in files:
-        with path.open("rb") as file:
-            digest.update(f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+        digest.update(f"{path.name}\0{data_digest(path)[0]}\n".encode())
     return digest.hexdigest()

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 SHORT = 12  # hexadecimal digits of a digest that a file name carries
+PIECE_BYTES = 16 << 20  # of a file, read and hashed at once: other threads of Python may delay each piece by 10 ms
 
 
 def canonical_json(value: Any) -> bytes:
@@ -27,10 +29,14 @@ def digest(value: Any) -> str:
 
 def data_digest(data: bytes | Path) -> tuple[str, int]:
     """sha256 and size in bytes of ``data`` (a Path: of the file's content, read in pieces)."""
-    if isinstance(data, Path):
-        with data.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
-    return hashlib.sha256(data).hexdigest(), len(data)
+    if not isinstance(data, Path):
+        return hashlib.sha256(data).hexdigest(), len(data)
+    found = hashlib.sha256()
+    with data.open("rb", buffering=0) as file:
+        piece = memoryview(bytearray(max(1, min(PIECE_BYTES, os.fstat(file.fileno()).st_size))))
+        while count := file.readinto(piece):
+            found.update(piece[:count])
+        return found.hexdigest(), file.tell()
 
 
 def content_digest(file_digests: dict[str, str]) -> str:
