@@ -294,7 +294,7 @@ def compared(runs: dict[str, dict], lengths: dict[str, Any], args: argparse.Name
             r["formula_s"] = max(work, train, (longest + train) / (s + 1))
             r["over_formula"] = round(r["step_s"] / r["formula_s"], 3)
             r |= {"W": work, "T": train, "G": longest}
-    settings = {k: str(v) for k, v in vars(args).items()}
+    settings = {k: str(v) for k, v in vars(args).items() if k != "work"}
     return {"settings": settings, "goal": GOALS, "tokens_per_second_at_full_load": round(rate, 1), "runs": runs}
 
 

@@ -70,8 +70,8 @@ def test_what_staleness_hides() -> None:
     *seconds, last = [f"{run['step_s']:.1f}" for run in runs.values()]
     assert f"a step took {', '.join(seconds)} and {last} s at 0, 1, 2 and 4" in text
     assert f"{measured['runs']['serial-2']['step_s']:.1f} s at 2 with an engine that serves one" in text
-    assert all(abs(run["over_formula"] - 1) <= 0.08 for run in runs.values())
-    assert "within 8 %" in text
+    assert all(abs(run["over_formula"] - 1) <= 0.16 for run in runs.values())
+    assert "within 16 % of the formula" in text
 
 
 def test_what_staleness_hides_on_gpus() -> None:

@@ -212,10 +212,11 @@ def test_errors_are_those_of_this_start_each_once(tmp_path: Path) -> None:
 
 
 def test_terminate_lets_the_command_end_in_order(tmp_path: Path) -> None:
-    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (print('bye'), sys.exit(3))); "
-    group = ChildGroup(
-        "polite", [sys.executable, "-c", code + "print('up', flush=True); time.sleep(600)"], log=tmp_path / "log"
+    code = (  # no print: the signal may come while one is not over
+        "import os, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'bye'), sys.exit(3))); "
+        "os.write(1, b'up\\n'); time.sleep(600)"
     )
+    group = ChildGroup("polite", [sys.executable, "-c", code], log=tmp_path / "log")
     while "up" not in group.tail():
         time.sleep(0.02)
     group.terminate(10.0)
