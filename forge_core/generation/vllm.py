@@ -123,7 +123,8 @@ class VLLMGenerator:
 
     @property
     def last_update(self) -> dict[str, float]:
-        """Seconds of each phase of the newest update: ``pause``, ``load``, ``resume``, ``probe``."""
+        """Seconds of each phase of the newest update: ``fetch`` (of files, with their digests), ``stage``, ``pause``,
+        ``load``, ``resume``, ``probe``."""
         return self._pool.last_update
 
     def get_version(self) -> int:

@@ -24,6 +24,8 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from forge_core.collector import collect_seldom
@@ -37,6 +39,14 @@ from forge_core.processes.channel import Channel
 LOOK_S = 0.2
 STAGED_S = 0.005  # between two looks at whether weights are staged
 READING = ("config", "score")
+
+
+@contextmanager
+def timed(times: dict[str, float], phase: str) -> Iterator[None]:
+    """Seconds of the block, as ``times[phase]``."""
+    started = time.monotonic()
+    yield
+    times[phase] = time.monotonic() - started
 
 
 class EngineHost:
@@ -176,31 +186,26 @@ class EngineHost:
         self, version: int, folder: str, drain: bool, probe: dict[str, Any] | None
     ) -> dict[str, float]:
         """Swap to ``version``; the seconds of each phase."""
-        times = {}
-        started = time.monotonic()
-        await self._stage(folder)
-        times["stage"] = time.monotonic() - started
-        started = time.monotonic()
-        self._gate.clear()
-        while self._adding:
-            await asyncio.sleep(0.001)
-        await self._engine.pause_generation(mode="wait" if drain else "keep", clear_cache=False)
-        await self._counted()
-        times["pause"] = time.monotonic() - started
+        times: dict[str, float] = {}
+        with timed(times, "stage"):
+            await self._stage(folder)
+        with timed(times, "pause"):
+            self._gate.clear()
+            while self._adding:
+                await asyncio.sleep(0.001)
+            await self._engine.pause_generation(mode="wait" if drain else "keep", clear_cache=False)
+            await self._counted()
         self._held = []
         untouched = self._mark(version)
-        started = time.monotonic()
-        await self._load(folder)
-        times["load"] = time.monotonic() - started
+        with timed(times, "load"):
+            await self._load(folder)
         self.version = version
-        started = time.monotonic()
-        await self._engine.abort([item.inner_id for item in untouched])
-        await self._engine.resume_generation()
-        self._gate.set()
-        times["resume"] = time.monotonic() - started
-        started = time.monotonic()
-        await self._check(probe)
-        times["probe"] = time.monotonic() - started
+        with timed(times, "resume"):
+            await self._engine.abort([item.inner_id for item in untouched])
+            await self._engine.resume_generation()
+            self._gate.set()
+        with timed(times, "probe"):
+            await self._check(probe)
         held, self._held = self._held, None
         for result in held:
             self._report(result)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -124,12 +125,15 @@ class EnginePool:
             if version == self.version:
                 return True
             check_newer(version, self.version)
+            started = time.monotonic()
             folder = self.weights(version)  # fetched and verified while the engines go on
             engine_weights.check_same(folder, self._signature)
+            fetched = time.monotonic() - started
             times = self._swap(version, folder)
             if not times:
                 return False
-            self.last_update = max(times, key=lambda t: sum(t.values()))
+            slowest = max(times, key=lambda t: sum(t.values()))
+            self.last_update = {"fetch": fetched, **slowest}
             self.version = version
             return True
 

@@ -137,7 +137,7 @@ CATALOGUE: tuple[Key, ...] = (
     Key("generator/waiting/duration_max_s", "the longest that a shard waited for its engine", "s", timed=True, reduction="max"),
     Key("generator/update_weights/count_weight_updates", "updates of an engine's weights", "", "where an engine moved", timed=True, reduction="sum"),
     Key("generator_perf/update_weights/total_duration_avg_s", "weight sync: fetching and loading a version", "s", "where an engine moved", timed=True, reduction="mean"),
-    Key("generator_perf/update_weights/{phase}_duration_avg_s", "of these, its `stage`, `pause`, `load`, `resume` and `probe`: from `pause` to `resume` it samples nothing", "s", "where a vLLM engine moved", timed=True, reduction="mean"),
+    Key("generator_perf/update_weights/{phase}_duration_avg_s", "of these, its `fetch`, `stage`, `pause`, `load`, `resume` and `probe`: from `pause` to `resume` it samples nothing", "s", "where a vLLM engine moved", timed=True, reduction="mean"),
     Key("generator_perf/update_weights/total_duration_max_s", "the slowest of these", "s", "where an engine moved", timed=True, reduction="max"),
     Key("weights/bytes", "bytes of the published weights: what a weight sync moves", "bytes", runs="both"),
     Key("orchestration/handover_s", "from the last input's end (or the commit before) to the start of the train task; null in the first step after a resume", "s", timed=True),

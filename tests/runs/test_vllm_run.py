@@ -10,7 +10,7 @@ from forge_core.store import layout
 from tests.runs.harness import advance, new_run
 
 pytestmark = pytest.mark.engine
-PHASES = ("stage", "pause", "load", "resume", "probe")
+PHASES = ("fetch", "stage", "pause", "load", "resume", "probe")
 SETTINGS = [
     "generator.backend=vllm",
     "rollout.version=newest",
