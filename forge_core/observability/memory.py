@@ -32,6 +32,12 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "generator.engine_args.max_num_seqs (lower)",
         "training.seq_len (lower)",
     ),
+    "warm start": (
+        "training.token_budget (lower)",
+        "training.activation_checkpointing=full",
+        "training.dtype=bfloat16",
+    ),
+    "reward model": ("rewards.functions, the options of reward_model: batch_size (lower), dtype=bfloat16, device=cpu",),
     "reference model": ("services.ref_model.with_gpus=false", "training.token_budget (lower)"),
 }
 _TEXTS = (

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge_core.models.resolve import model_architecture, weight_files
+from forge_core.observability.memory import SETTINGS, memory_guard
 from forge_core.rewards.grading import Grading, RewardItem
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _SUFFIX = "ForSequenceClassification"
 _LONGEST = 1 << 20  # tokenizers without a limit say 10**30
+_guarded = memory_guard("reward model", SETTINGS["reward model"])
 
 
 class RewardModel:
@@ -38,6 +40,7 @@ class RewardModel:
     needs_answer = False
     decide_nothing = frozenset({"model", "batch_size", "device"})
 
+    @_guarded
     def __init__(
         self,
         model: str,
@@ -84,6 +87,7 @@ class RewardModel:
     def close(self) -> None:
         """Nothing is held but memory."""
 
+    @_guarded
     def _grade_many(
         self, items: Sequence[RewardItem], stop: StopToken | None
     ) -> tuple[list[Grading], dict[str, float]]:

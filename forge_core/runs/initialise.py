@@ -26,6 +26,7 @@ from forge_core.engine_thread import EngineThread
 from forge_core.models.imports import import_model_code
 from forge_core.models.probe import PROBE
 from forge_core.models.resolve import MODEL_FILES
+from forge_core.observability.memory import SETTINGS, memory_guard
 from forge_core.runs.context import RunContext
 from forge_core.runs.prompt_checks import prompt_warnings
 from forge_core.runs.record import now
@@ -104,6 +105,7 @@ def base_model(config: RunConfig, scratch: Path) -> Path:
     return configured_model(config)
 
 
+@memory_guard("warm start", SETTINGS["warm start"])
 def _warm_start(ctx: RunContext, warm: WarmStartSection, base: Path, target: Path) -> float:
     """Supervised steps on demonstrations; writes the result to ``target`` and returns the last loss."""
     from transformers import AutoTokenizer

@@ -39,6 +39,9 @@ from forge_core.models.errors import WeightsError
 from forge_core.observability.memory import OutOfMemory
 from forge_core.processes.guard import mapped, shared_files
 from forge_core.stop import Stopped, StopToken
+from forge_core.store import CorruptObject, open_store
+from forge_core.store.manifest import folder_files
+from forge_core.weights.host_cache import lease_published
 from tests.environments.games import Turns
 from tests.generation.conftest import make_folder, request
 
@@ -192,10 +195,10 @@ def test_greedy_tokens_equal_transformers_and_the_trainer(engine: VLLMGenerator,
     for completion, logprobs in zip(ours, trainer.forward(samples), strict=True):
         assert distance(completion.logprobs, logprobs) < EXACT
     vocabulary = range(21)  # greedy in the trainer too: no other token is likelier than the chosen one
-    prompt, response = samples[0]
-    for t in range(len(response)):
-        found = trainer.forward([(prompt + response[:t], [token]) for token in vocabulary])
-        assert max(vocabulary, key=lambda token: found[token][0]) == response[t]
+    for prompt, response in samples:
+        for t in range(len(response)):
+            found = trainer.forward([(prompt + response[:t], [token]) for token in vocabulary])
+            assert max(vocabulary, key=lambda token: found[token][0]) == response[t]
 
 
 def test_turns_of_an_episode_are_sampled_after_all_tokens_before_them(engine: VLLMGenerator, versions: Versions):
@@ -443,6 +446,27 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_serve_on(
     assert engine.get_version() == served
     assert engine.score(list(request("12+3=").prompt_ids)) == before
     assert engine._pool._restarts == [0]
+
+
+def test_a_byte_that_changed_in_the_store_is_refused_and_the_old_serve_on(
+    engine: VLLMGenerator, versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, store = engine.get_version(), open_store(str(tmp_path / "store"))
+    manifest = store.publish("new/", folder_files(versions(served + 1)), request="new")
+    file = tmp_path / "store" / manifest.file("model.safetensors").key
+    content = file.read_bytes()
+    file.chmod(0o644)
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    before = engine.score(list(request("12+3=").prompt_ids))
+    monkeypatch.setattr(engine._pool, "weights", lambda version: lease_published(store, "new/").folder)
+    with pytest.raises(CorruptObject, match=r"model-.*\.safetensors in the store .* is damaged"):
+        engine.update_weights(served + 1)
+    assert engine.get_version() == served
+    assert engine.score(list(request("12+3=").prompt_ids)) == before
+    file.write_bytes(content)
+    engine.update_weights(served + 1)
+    assert engine.get_version() == served + 1
+    assert engine.score(list(request("12+3=").prompt_ids)) != before
 
 
 def test_the_configuration_of_vllm_is_shown(engine: VLLMGenerator) -> None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForSequenceC
 
 from forge_core.config import load_config
 from forge_core.config.reward_sections import RewardModelSection
+from forge_core.observability.memory import is_out_of_memory
 from forge_core.rewards import RewardActor, RewardError, RewardItem
 from forge_core.rewards.identity import check_rewards, reward_identity
 from forge_core.stop import Stopped, StopToken
@@ -120,6 +121,19 @@ def test_a_stop_and_calls_from_several_threads(folder: Path):
     for thread in threads:
         thread.join()
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("where", ["to", "forward"])
+def test_memory_that_runs_out_is_named_with_the_settings(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def scarce(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(Qwen3ForSequenceClassification, where, scarce)
+    with pytest.raises(Exception, match=r"reward model: out of memory, when 2\.00 GiB more(.|\n)*batch_size") as caught:
+        actor(folder).grade_many(items(3))
+    assert is_out_of_memory(caught.value)
 
 
 def config_of(folder: Path, **options: Any):

@@ -6,7 +6,9 @@ import weakref
 from typing import Any
 
 import pytest
+import torch
 
+from forge_core.observability.memory import OutOfMemory
 from forge_core.runs import initialise
 from forge_core.training import trainer
 from forge_core.training.policy import Prepared
@@ -17,6 +19,16 @@ WARM = (
     "warm_start={dataset: {path: 'python://forge_core.data.sort_digits:demonstrations', options: {size: 200}}, "
     "steps: 4, batch_size: 24}"
 )
+
+
+def test_memory_that_runs_out_is_named_with_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scarce(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(trainer, "micro_loss", scarce)
+    message = r"warm start: out of memory, when 2\.00 GiB more(.|\n)*training\.token_budget"
+    with pytest.raises(OutOfMemory, match=message):
+        initialise.initialise(new_run(memory(), WARM))
 
 
 def test_it_uses_few_shapes_and_its_memory_is_free_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
