@@ -8,8 +8,10 @@
 |---|---|---|
 | `sleep` | 1 | a run whose generator sleeps while the trainer works: its numbers are the trainer's after every update |
 | `sleep_apart` | 1 | the same with a trainer in a process of its own |
-| `vllm_tp` | 2 | an engine on two GPUs chooses the tokens that transformers would, before and after a swap of weights |
+| `vllm_tp` | 2 | an engine on two GPUs, with CUDA graphs, chooses the tokens of transformers, also after a swap |
 | `ranks` | 2 | data- and tensor-parallel ranks (NCCL) train like one rank |
+| `pipeline` | 2 | so do the stages of a pipeline |
+| `stuck` | 2 | a rank that hangs is an error after `comm.timeout_s`, and its group leaves nothing on the GPUs |
 | `export` | 1 | what a trainer on the last GPU publishes is what it computes with, tensor for tensor |
 | `float8` | 1 | training in float8 stays close to bfloat16; where it cannot be done it is refused by key |
 | `oom` | 1 | memory that runs out in a role ends with the role, the table and the settings to lower |
@@ -44,6 +46,8 @@ GPUS = {
     "sleep_apart": 1,
     "vllm_tp": 2,
     "ranks": 2,
+    "pipeline": 2,
+    "stuck": 2,
     "export": 1,
     "float8": 1,
     "oom": 1,

@@ -202,7 +202,7 @@ def vllm_tp(part: Part) -> None:
     gpus = (tuple(visible_gpus()[:2]),) if part.on_gpu else ((),)
     settings = VLLMSettings(
         gpus=gpus, dtype=part.dtype, max_model_len=512, environment=Placement.environment,
-        engine_args={"max_num_seqs": 16, "enforce_eager": True},
+        engine_args={"max_num_seqs": 16},
     )  # fmt: skip
     sampling = SamplingParams(temperature=0.0, max_new_tokens=48)
     requests = [GenerationRequest(f"greedy/{i}", tuple(range(3 + i, 40 + 2 * i)), i, sampling) for i in range(8)]
@@ -275,13 +275,13 @@ def publish_probe(part: Part, folder: Path) -> None:
 # ranks and float8 ---------------------------------------------------------------------------------------------------
 
 
-def small_model(part: Part) -> tuple[Any, list[Any]]:
+def small_model(part: Part, *, tied: bool = True) -> tuple[Any, list[Any]]:
     """A store with a small model in it, and documents to train on."""
     from benchmarks.trainer_gpu import SHAPES
     from forge_core.store import folder_files, open_store
 
     shape = "small" if part.on_gpu else "tiny"
-    folder = saved_model(shape, part.folder, "cpu")
+    folder = saved_model(shape, part.folder, "cpu", tied=tied)
     (folder / "tokenizer.json").write_text("{}")
     store = open_store(str(part.folder / "store"))
     store.publish("model/", folder_files(folder), request="model")
@@ -327,26 +327,21 @@ def one_rank(part: Part, store: Any, **changes: Any) -> Any:
 
 def ranks(part: Part) -> None:
     """Two ranks, data-parallel and tensor-parallel, in float32 and in bfloat16, beside one."""
-    from forge_core.algorithms.losses import GRPOLoss
-    from forge_core.devices import Placement, visible_gpus
-    from forge_core.training.launch import RankOptions, Rendezvous
-    from forge_core.training.rank_group import RankGroup
-    from forge_core.training.stored import TrainerSpec
+    like_one_rank(part, ("data_parallel", "tensor_parallel"), *small_model(part))
 
-    store, samples = small_model(part)
-    make_loss = partial(GRPOLoss, **LOSS)  # type: ignore[arg-type]
-    environment = Placement.environment(visible_gpus()[:2]) if part.on_gpu else {}
+
+def pipeline(part: Part) -> None:
+    """Two stages of a pipeline, in float32 and in bfloat16, beside one rank with the whole model."""
+    like_one_rank(part, ("pipeline_parallel",), *small_model(part, tied=False))
+
+
+def like_one_rank(part: Part, degrees: tuple[str, ...], store: Any, samples: list[Any]) -> None:
     for dtype, limit, probe_limit in (("float32", 1e-4, 1e-2), ("bfloat16", 0.02, 0.25))[: 1 + part.on_gpu]:
         alone = one_rank(part, store, dtype=dtype)
         expected = three_steps(alone, samples, part.folder / f"one-{dtype}")
         alone.cleanup()
-        for degree in ("data_parallel", "tensor_parallel"):
-            group = RankGroup(
-                TrainerSpec(store.uri, "model/", settings_of(dtype=dtype, **{degree: 2}), make_loss), 2,
-                loss=make_loss(), logs=part.folder / "logs", scratch="copy/",
-                rendezvous=Rendezvous(f"{degree}-{dtype}"), environment=environment,
-                options=RankOptions(part.device, threads=1, timeout_s=150.0, init_timeout_s=120.0),
-            )  # fmt: skip
+        for degree in degrees:
+            group = two_ranks(part, store, f"{degree}-{dtype}", 150.0, dtype=dtype, **{degree: 2})
             try:
                 with part.timed(f"{degree}/{dtype}/start"):
                     group.setup()
@@ -358,6 +353,52 @@ def ranks(part: Part) -> None:
                 part.holds(f"{degree}/{dtype} trained: {error}"[:4000], False)
             finally:
                 group.cleanup()
+
+
+def two_ranks(part: Part, store: Any, name: str, limit: float, **changes: Any) -> Any:
+    """``limit``: seconds that one waits for the other."""
+    from forge_core.algorithms.losses import GRPOLoss
+    from forge_core.devices import Placement, visible_gpus
+    from forge_core.training.launch import RankOptions, Rendezvous
+    from forge_core.training.rank_group import RankGroup
+    from forge_core.training.stored import TrainerSpec
+
+    make_loss = partial(GRPOLoss, **LOSS)  # type: ignore[arg-type]
+    return RankGroup(
+        TrainerSpec(store.uri, "model/", settings_of(**changes), make_loss), 2,
+        loss=make_loss(), logs=part.folder / "logs", scratch="copy/", rendezvous=Rendezvous(name),
+        environment=Placement.environment(visible_gpus()[:2]) if part.on_gpu else {},
+        options=RankOptions(part.device, threads=1, timeout_s=limit, init_timeout_s=120.0),
+    )  # fmt: skip
+
+
+def stuck(part: Part) -> None:
+    """The second of two ranks is stopped in a step."""
+    import os
+    import signal
+    import threading
+
+    from forge_core.processes import ChildDied
+    from forge_core.training.rank_group import RankError
+
+    limit, before = 10.0, part.used()
+    store, samples = small_model(part)
+    group = two_ranks(part, store, "stuck", limit, data_parallel=2, timeout_s=limit)
+    try:
+        group.setup()
+        group.train_samples(samples, totals=totals_of(samples), temperature=0.9)
+        threading.Timer(1.0, os.kill, (group._pids[1], signal.SIGSTOP)).start()
+        long, said = samples * 400, ""
+        with part.timed("until_the_error"):
+            try:
+                group.train_samples(long, totals=totals_of(long), temperature=0.9)
+            except (ChildDied, RankError) as error:
+                said = str(error)
+        part.holds(f"the error names comm.timeout_s: {said[:2000]}", "comm.timeout_s" in said)
+        part.at_most("seconds_until_the_error", part.figures["until_the_error_s"][0], limit + 30.0)
+    finally:
+        group.cleanup()
+    part.at_most("left_on_the_gpu_gib", (part.used() - before) / GIB, 0.1)
 
 
 def export(part: Part) -> None:
@@ -594,7 +635,10 @@ def kill(part: Part) -> None:
     part.note()
 
 
-PARTS = {work.__name__: work for work in (sleep, sleep_apart, vllm_tp, ranks, export, float8, oom, memory, kill)}
+PARTS = {
+    work.__name__: work
+    for work in (sleep, sleep_apart, vllm_tp, ranks, pipeline, stuck, export, float8, oom, memory, kill)
+}
 
 
 def main() -> None:

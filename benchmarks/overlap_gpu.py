@@ -7,7 +7,8 @@
 
 W: engine-seconds of a batch at full load; T: seconds of a training step, publishing included; G: seconds of the
 longest response under load. The formula takes generator and trainer to be apart: on a GPU of both it means little.
-Real flow, Prefect server, store, engine and trainer. Lengths are drawn in advance and EOS is ignored: once all equal,
+Real flow, Prefect server, store, engine and trainer. A run whose episodes are older than S, or whose log-probabilities
+are not the trainer's, is an error. Lengths are drawn in advance and EOS is ignored: once all equal,
 once long-tailed (log-normal with median 2,048 and mean 3,072, at most 16,384, divided by --scale so that a measurement
 takes minutes). "serial" is S = 2 on the long tail with an engine that serves one rollout task at a time.
 
@@ -35,6 +36,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.checks import wrong
 from benchmarks.machine import provenance, write
 from benchmarks.shapes import random_model
 from benchmarks.smollm2_gpu import rates
@@ -165,6 +167,8 @@ def run(args: argparse.Namespace, engines: dict[str, Any], name: str, staleness:
     assert state.is_completed(), state
     opened = open_store(str(store))
     entries = Ledger(opened, name).entries()
+    if problems := wrong(entries, staleness, args.dtype):
+        raise AssertionError(f"{name} is wrong: {problems[:5]}")
     found = figures(entries, shaped[0].calls, staleness) if turns_of(len(entries), staleness) > 0 else {}
     swaps, found["orchestration"] = shaped[0].swaps, orchestration(store, name)
     return {**found, "swap_s": {k: median(s[k] for s in swaps) for k in swaps[0]} if swaps else {}}

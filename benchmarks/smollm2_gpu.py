@@ -5,7 +5,8 @@
 
 Runs ``configs/smollm2_gpu.yaml`` through ``forge train`` once a seed (and variant), ``--minutes`` long at most, and
 records, from the ledger, the reward of each batch against the seconds since the first step began, the step times, and
-the reward on held-out problems. The JSON is written every few seconds, with what the runs have so far.
+the reward on held-out problems; ``wrong`` says where episodes were older than allowed, or the trainer did not find the
+sampler's log-probabilities. The JSON is written every few seconds, with what the runs have so far.
 Goals, and crosses in the figure: TRL 1.16 with colocated vLLM 0.25.1, alone on an H200, with the same batch (32
 prompts x 8 samples, at most 64 new tokens): 0.60 s a step (median), mean reward of a batch 0.56 after 50 s, 0.75 after
 66 s, 0.79 at best. That run was before this script; ``trl_gpu`` repeats it (its result was measured beside other work).
@@ -28,7 +29,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.checks import wrong
 from benchmarks.machine import RESULTS, provenance, write
+from forge_core.config import load_config
 from forge_core.store import Ledger, open_store
 
 CONFIG = Path(__file__).parent.parent / "configs" / "smollm2_gpu.yaml"
@@ -58,6 +61,7 @@ class Run:
             self._env["CUDA_VISIBLE_DEVICES"] = gpu
         settings = [f"run.seed={seed}", f"run.id={self.name}", f"model={folder}/model", *overrides]
         self.log = (folder / f"{self.name}.log").open("w")
+        self.staleness = load_config(CONFIG, overrides).max_staleness
         self.began = time.monotonic()
         command = [*FORGE, "train", str(CONFIG), *settings]
         self.process = subprocess.Popen(command, cwd=folder, stdout=self.log, stderr=self.log, env=self._env)
@@ -89,7 +93,7 @@ class Run:
         entries = self.entries()
         if len(entries) < 2:
             return {**found, "log": Path(self.log.name).read_text().splitlines()[-30:]}
-        return {**found, **figures(entries)}
+        return {**found, "wrong": wrong(entries, self.staleness, "bfloat16"), **figures(entries)}
 
     def ended(self) -> dict[str, Any]:
         return {**self.result(), "status": self.process.returncode, "rates": rates(self.name, self._env)}
@@ -185,6 +189,8 @@ def main() -> None:
         write("smollm2_gpu", {**result, "seeds": runs}, quiet=True)
     print("\n".join(f"{run['variant']} {run['seed']}: {run.get('held_out', run.get('log'))}" for run in runs))
     draw(runs, Path(os.environ.get("OUT", RESULTS)) / "smollm2_gpu.png")
+    if problems := [problem for run in runs for problem in run.get("wrong", [])]:
+        raise SystemExit(f"wrong: {problems[:5]}")
 
 
 if __name__ == "__main__":

@@ -64,12 +64,12 @@ LAST_BITS = {"float32": 4e-6, "bfloat16": 0.04}
 LOSS = {"beta": 0.1, "agg_type": "token_mean"}
 
 
-def saved_model(shape: str, folder: Path, device: str) -> Path:
+def saved_model(shape: str, folder: Path, device: str, *, tied: bool = True) -> Path:
     """A Qwen3 model of ``shape`` with random weights."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen3Config(**SHAPES[shape], tie_word_embeddings=True, max_position_embeddings=4096)
+    config = Qwen3Config(**SHAPES[shape], tie_word_embeddings=tied, max_position_embeddings=4096)
     with torch.device(device):
         Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder / shape)
     return folder / shape

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.checks import wrong
 from benchmarks.overlap_gpu import chained, compared, figures, steps_of, turns_of
 
 pytestmark = pytest.mark.fast
@@ -67,3 +68,16 @@ def test_g_is_the_mean_over_batches_that_wait_for_each_other() -> None:
     shards = [(0, 1.0), (0, 4.0), (1, 6.0), (2, 8.0), (3, 2.0)]
     assert chained(shards, 1) == 6.0, "batches 0 and 2; 1 and 3 take 4.0"
     assert chained(shards, 0) == 5.0
+
+
+def trained(step: int, **metrics: float) -> dict[str, Any]:
+    return {"version_out": step, "metrics": {key.replace("__", "/"): value for key, value in metrics.items()}}
+
+
+def test_a_run_on_episodes_that_are_too_old_or_not_the_trainers_is_wrong() -> None:
+    right = [trained(1, age__count__0=8, mismatch__one_version_mean_abs_logprob=0.2), trained(2, age__count__2=8)]
+    assert wrong(right, 2, "bfloat16") == []
+    assert wrong(right, 1, "bfloat16") == ["step 2 trained on episodes 2 steps old, allowed are 1"]
+    assert wrong(right, 2, "float32") == ["step 1: log-probabilities differ by 0.2 nats, allowed are 0.001"]
+    unknown = [trained(3, mismatch__one_version_mean_abs_logprob=float("nan"))]
+    assert wrong(unknown, 2, "bfloat16") == ["step 3: log-probabilities differ by nan nats, allowed are 0.25"]
