@@ -193,7 +193,7 @@ def total_gib() -> float:
 def vllm_tp(part: Part) -> None:
     """Greedy on two GPUs: what was chosen is (nearly) the likeliest token for transformers, for both versions."""
     from forge_core.data_model import GenerationRequest, SamplingParams
-    from forge_core.devices import Placement, visible_gpus
+    from forge_core.devices import visible_gpus
     from forge_core.generation.vllm import VLLMGenerator
     from forge_core.generation.vllm_settings import VLLMSettings
 
@@ -201,7 +201,7 @@ def vllm_tp(part: Part) -> None:
     publish_probe(part, folders[1])
     gpus = (tuple(visible_gpus()[:2]),) if part.on_gpu else ((),)
     settings = VLLMSettings(
-        gpus=gpus, dtype=part.dtype, max_model_len=512, environment=Placement.environment,
+        gpus=gpus, dtype=part.dtype, max_model_len=512,
         engine_args={"max_num_seqs": 16},
     )  # fmt: skip
     sampling = SamplingParams(temperature=0.0, max_new_tokens=48)

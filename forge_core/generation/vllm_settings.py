@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forge_core.data_model import GenerationRequest
+from forge_core.devices import Placement
 from forge_core.generation.vllm_in_place import EXTENSION
 
 # On a CPU vLLM compiles for 18 s where a graph is wanted, and it dies of a prompt that it takes in parts when the
@@ -31,8 +32,7 @@ class VLLMSettings:
     """``gpus``: of each engine, the GPU ids that it is pinned to (empty: on the CPU); its tensor-parallel degree is
     their number. ``max_model_len``: longest prompt plus response, in tokens. ``engine_args`` and ``sampling_params``
     are passed through to vLLM. ``drain``: responses are finished before weights are swapped. ``sleep``: the engine can
-    free its memory. ``memory_share``: of a GPU, where ``engine_args`` does not say. ``environment(ids)`` gives the
-    variables that pin a process to GPUs."""
+    free its memory. ``memory_share``: of a GPU, where ``engine_args`` does not say."""
 
     gpus: tuple[tuple[str, ...], ...] = ((),)
     dtype: str = "float32"
@@ -43,9 +43,6 @@ class VLLMSettings:
     sleep: bool = False
     memory_share: float = 0.9
     threads: int | None = None
-    environment: Callable[[Sequence[str]], Mapping[str, str | None]] = lambda ids: (
-        {"CUDA_VISIBLE_DEVICES": ",".join(ids)} if ids else {}
-    )
 
     @property
     def on_cpu(self) -> bool:
@@ -100,7 +97,7 @@ class VLLMSettings:
             env["VLLM_CPU_KVCACHE_SPACE"] = None if stated else os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
             if self.engine_args.get("enforce_eager", True):  # else the first request compiles for 18 s
                 env["TORCHDYNAMO_DISABLE"] = "1"
-        return env | dict(self.environment(gpus))
+        return env | Placement.environment(gpus)
 
     def request(self, name: str, request: GenerationRequest, eos_ids: Sequence[int]) -> dict[str, Any]:
         """``request`` as it travels to an engine, under ``name``."""

@@ -91,6 +91,5 @@ def _vllm(ctx: Host, version: int) -> Generator:
         sleep=takes_turns(ctx),
         memory_share=memory_share(ctx.config, placement),
         threads=g.threads or ctx.cpu_threads,
-        environment=placement.environment,
     )
     return VLLMGenerator(ctx.weights_dir, version=version, settings=settings, logs=logs_folder(ctx), stop=ctx.stop)

@@ -62,6 +62,8 @@ def _publish_version_zero(ctx: RunContext) -> None:
             files.pop(PROBE, None)
         request = digest({"stage": "weights", "model": _identity(ctx.config), "run": ctx.run_id})
         manifest = ctx.store.publish(prefix, files, request=request)
+        pretrained = temporary not in folder.parents  # and stays where it is
+        ctx.weights.adopt(manifest, folder, copy=pretrained)
     entry = {
         "version": 0,
         "weights": prefix,

@@ -128,15 +128,17 @@ class HostCache:
                 self._fill(item, store, manifest, lambda folder: fetch(store, manifest, folder, fetchers, stop))
             return item.lease()
 
-    def adopt(self, store: Store, manifest: Manifest, folder: Path) -> None:
-        """Cache an object that this process has just published from ``folder`` (whose files move here), so that this
-        host never fetches it. A folder that lacks files, as that of one of several hosts, is left alone. Raises
-        CacheError."""
+    def adopt(self, store: Store, manifest: Manifest, folder: Path, *, copy: bool = False) -> None:
+        """Cache an object that this process has just published from ``folder`` (whose files move here, or are copied),
+        so that this host never fetches it. A folder that lacks files, as that of one of several hosts, is left alone.
+        Raises CacheError."""
         item = self._item(store, manifest)
         with exclusive(item.fetch_lock):
             if item.holds(manifest) or not (store.folder or _has(folder, manifest)):
                 return
-            fill = store.described(manifest).link_to if store.folder else lambda target: _move(manifest, folder, target)
+            take = shutil.copyfile if copy else shutil.move
+            own = lambda target: _take(manifest, folder, target, take)
+            fill = store.described(manifest).link_to if store.folder else own
             self._fill(item, store, manifest, fill, unchecked=True)
             item.lease().release()  # so it counts as used now
 
@@ -285,10 +287,10 @@ def _has(folder: Path, manifest: Manifest) -> bool:
     return all(path.is_file() and path.stat().st_size == size for path, size in files)
 
 
-def _move(manifest: Manifest, source: Path, target: Path) -> None:
+def _take(manifest: Manifest, source: Path, target: Path, take: Callable[[Path, Path], object]) -> None:
     for file in manifest.files:
         (target / file.name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(source / file.name, target / file.name)
+        take(source / file.name, target / file.name)
         (target / file.name).chmod(0o444)
 
 

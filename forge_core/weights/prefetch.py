@@ -63,11 +63,11 @@ class Prefetcher:
             prefetch.wait()
         return self._hold(manifest, pin)
 
-    def adopt(self, manifest: Manifest, folder: Path) -> None:
-        """Take the files of ``folder``, from which this process has just published ``manifest``, into the host's cache.
-        What cannot be kept is fetched by whoever needs it."""
+    def adopt(self, manifest: Manifest, folder: Path, *, copy: bool = False) -> None:
+        """Take the files of ``folder``, from which this process has just published ``manifest``, into the host's cache
+        (or copies of them). What cannot be kept is fetched by whoever needs it."""
         try:
-            self._cache(object_size(manifest)).adopt(self._store, manifest, folder)
+            self._cache(object_size(manifest)).adopt(self._store, manifest, folder, copy=copy)
         except (CacheError, OSError) as error:
             log.warning("%s was not kept for the engines of this host: %s", manifest.prefix, error)
 

@@ -80,8 +80,12 @@ def test_what_staleness_hides_on_gpus() -> None:
     *seconds, last = [f"{run['step_s']:.1f}" for run in runs]
     assert f"a step took {', '.join(seconds)} and {last} s at 0, 1, 2 and 4 (three to five steps each" in text
     assert {run["steps"] for run in runs} == {3, 4, 5}
+    assert measured["settings"]["scale"] == "3"
+    assert f"median {2048 / 3:.0f}, mean {3072 // 3:,} and at most {16384 // 3:,} tokens" in text
     ratios = [run["over_formula"] for run in runs]
-    assert f"{min(ratios):.2f} to {max(ratios):.2f} times `max(W, T, (G + T) / (S + 1))`" in text
+    equal = [run["over_formula"] for name, run in measured["runs"].items() if name.startswith("fixed")]
+    said = f"{min(ratios):.2f} to {max(ratios):.2f}, with equal lengths {min(equal):.2f} to {max(equal):.2f} times"
+    assert f"{said} `max(W, T, (G + T) / (S + 1))`" in text
     assert f"and {measured['runs']['serial-2']['step_s']:.1f} s at 2 with an engine that serves one rollout" in text
     swaps = [run["swap_s"]["all"] for name, run in measured["runs"].items() if name != "serial-2"]
     assert f"the way of new weights into the engine, {min(swaps):.1f} to {max(swaps):.1f} s" in text

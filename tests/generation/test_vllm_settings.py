@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from forge_core.devices import Placement
 from forge_core.generation.vllm_settings import VLLMSettings
 from tests.generation.conftest import request
 
 FOLDER = Path("/weights/3")
-TWO_BY_TWO = VLLMSettings(
-    gpus=(("4", "5"), ("6", "7")), dtype="bfloat16", max_model_len=512, environment=Placement.environment
-)
-ON_CPU = VLLMSettings(gpus=((), ()), threads=3, environment=Placement.environment)
+TWO_BY_TWO = VLLMSettings(gpus=(("4", "5"), ("6", "7")), dtype="bfloat16", max_model_len=512)
+ON_CPU = VLLMSettings(gpus=((), ()), threads=3)
 
 
 def arguments(settings: VLLMSettings, index: int = 0, **changes: Any) -> dict[str, Any]:
@@ -45,11 +42,6 @@ def test_each_engine_sees_its_own_gpus_and_no_others(
         assert {name: value for name, value in env.items() if "VISIBLE" in name} == dict.fromkeys(names, ids)
     env = ON_CPU.variables(1)
     assert {name: value for name, value in env.items() if "VISIBLE" in name} == dict.fromkeys(names, "-1")
-
-
-def test_without_an_environment_of_its_own_an_engine_is_pinned_for_cuda() -> None:
-    settings = VLLMSettings(gpus=(("GPU-a", "GPU-b"), ("GPU-c",)))
-    assert [settings.variables(i)["CUDA_VISIBLE_DEVICES"] for i in (0, 1)] == ["GPU-a,GPU-b", "GPU-c"]
 
 
 def test_what_an_engine_on_the_cpu_needs_stays_away_from_gpus() -> None:
