@@ -35,6 +35,7 @@ from forge_core.store.digests import SHORT, digest
 from forge_core.store.errors import CorruptObject
 from forge_core.store.manifest import Manifest, check_data
 from forge_core.store.store import Stop, Store
+from forge_core.temporary import temporary_folder
 from forge_core.weights.fetch import fetch
 from forge_core.weights.locks import exclusive, exclusive_if_free, is_held, shared
 
@@ -80,10 +81,26 @@ def cache_root(store: Store, size: int) -> Path:
     if named:
         return Path(named).expanduser().absolute() / mine
     if store.folder is not None:
-        return store.folder / ".cache" / mine
+        return _beside(store.folder)
     if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) and shutil.disk_usage(SHARED_MEMORY).total >= VERSIONS * size:
         return SHARED_MEMORY / mine
     return Path(tempfile.gettempdir()) / mine
+
+
+def _beside(folder: Path) -> Path:
+    return folder / ".cache" / f"forge-weights-{os.getuid()}"
+
+
+@contextmanager
+def room_for_upload(store: Store, purpose: str) -> Iterator[Path]:
+    """An empty folder for files that are about to be uploaded: of a store of plain files on its own file system, where
+    they are linked in place of being copied. It goes with its process."""
+    if store.folder is None:
+        with temporary_folder(purpose) as folder:
+            yield folder
+    else:
+        with HostCache(_beside(store.folder)).scratch() as folder:
+            yield folder
 
 
 def object_size(manifest: Manifest) -> int:

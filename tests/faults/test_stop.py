@@ -11,6 +11,7 @@ import signal
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,33 @@ def test_a_run_that_generates_stops_within_ten_seconds_and_is_resumable(
     }
     check_stopped(forge, prefect_server, act[way])
     assert not list(run.folder.glob("episodes/**/manifest.json")), "it was in the middle of the first shard"
+
+
+@pytest.mark.parametrize("way", ["Ctrl-C", "Cancel in the UI"])
+def test_a_run_whose_engine_is_vllms_stops_with_it(
+    way: str, tmp_path: Path, prefect_server: ServerHandle, started: Callable[..., Forge]
+) -> None:
+    """The engine is a child in a session of its own: no signal of a terminal reaches it."""
+    generator = {"backend": "vllm", "threads": 1, "engine_args": {"max_num_seqs": 16}}
+    model = ENDLESS["model"] | {"hidden_size": 64, "head_dim": 32}
+    forge = started("train", write_config(tmp_path, ENDLESS | {"model": model, "generator": generator}))
+    forge.wait_until(lambda: "init engine" in engine_log(forge), poll_s=0.2)
+    time.sleep(5)
+    act: dict[str, Callable[[], object]] = {
+        "Ctrl-C": lambda: forge.signal_group(signal.SIGINT),
+        "Cancel in the UI": lambda: set_cancelling(prefect_server, flow_run_id(forge)),
+    }
+    check_stopped(forge, prefect_server, act[way])
+    assert not list(Stored(tmp_path / "store").folder.glob("episodes/**/manifest.json")), "it was in the first shard"
+
+
+def engine_log(forge: Forge) -> str:
+    """What vLLM's engine has said so far; its output is a file."""
+    for pid in forge.left():
+        with suppress(OSError):
+            if b"forge_core.generation.vllm_engine" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return Path(f"/proc/{pid}/fd/1").resolve().read_text(errors="replace")
+    return ""
 
 
 @pytest.mark.parametrize("stage", ["warm start", "training"])
