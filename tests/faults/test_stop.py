@@ -1,7 +1,7 @@
 """Every way to stop a real run ends it within ten seconds, wherever it is, and leaves it resumable.
 
 A start of ``forge`` takes some ten seconds of imports on two cores, and every case needs one: the module takes about
-two minutes.
+three minutes.
 """
 
 from __future__ import annotations
