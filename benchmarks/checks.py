@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-# Mean difference of log-probabilities, sampler against trainer, in nats a token.
-MISMATCH = {"float32": 1e-3, "bfloat16": 0.25}
+AGE, MISMATCH = "age/count/", "mismatch/one_version_mean_abs_logprob"
+CLOSE = {"float32": 1e-3, "bfloat16": 0.25}  # mean difference of log-probabilities, in nats a token
 
 
 def wrong(entries: Iterable[dict[str, Any]], staleness: int, dtype: str) -> list[str]:
     """What does not hold in the ledger entries of a run whose sampler and trainer compute in ``dtype``: no episode is
     more than ``staleness`` steps old, and where one version sampled a response the trainer finds the sampler's
     log-probabilities."""
-    found = []
+    entries = list(entries)
+    known = {key for entry in entries for key in entry["metrics"]}
+    found = [f"no step says {key}" for key in (AGE, MISMATCH) if not any(name.startswith(key) for name in known)]
     for entry in entries:
         step, metrics = entry["version_out"], entry["metrics"]
-        oldest = max((int(key.rpartition("/")[2]) for key in metrics if key.startswith("age/count/")), default=0)
+        oldest = max((int(key.removeprefix(AGE)) for key in metrics if key.startswith(AGE)), default=0)
         if oldest > staleness:
             found.append(f"step {step} trained on episodes {oldest} steps old, allowed are {staleness}")
-        gap = metrics.get("mismatch/one_version_mean_abs_logprob", 0.0)
-        if not gap <= MISMATCH[dtype]:
-            found.append(f"step {step}: log-probabilities differ by {gap:.3g} nats, allowed are {MISMATCH[dtype]}")
+        gap = metrics.get(MISMATCH, 0.0)
+        if not gap <= CLOSE[dtype]:
+            found.append(f"step {step}: log-probabilities differ by {gap:.3g} nats, allowed are {CLOSE[dtype]}")
     return found

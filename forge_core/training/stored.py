@@ -22,10 +22,11 @@ from forge_core.devices import free_cached_memory
 from forge_core.observability.memory import SETTINGS, memory_guard, model_sizes
 from forge_core.stop import StopToken
 from forge_core.store import File, Store, folder_files
+from forge_core.temporary import temporary_folder
 from forge_core.training.packing import Sample
 from forge_core.training.settings import TrainerSettings
 from forge_core.training.trainer import Loss, Samples, TitanTrainer
-from forge_core.weights.host_cache import Lease, lease_published, room_for_upload
+from forge_core.weights.host_cache import Lease, lease_published
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class StoredTrainer(TitanTrainer):
             """While others are written."""
             uploaded.extend(self.store.upload(prefix, {path.name: path}, given=True))
 
-        with _room(self.store, kept) as folder:
+        with _room(kept) as folder:
             with self._guard():
                 self.push_weights(folder, upload)
             files, there = folder_files(folder), {file.name for file in uploaded}
@@ -104,14 +105,14 @@ class StoredTrainer(TitanTrainer):
 
     def upload_adapter(self, prefix: str) -> tuple[File, ...]:
         """Upload the adapter that is trained, below ``prefix``; the first rank has all of it."""
-        with room_for_upload(self.store, "adapter") as folder:
+        with temporary_folder("adapter") as folder:
             with self._guard():
                 self.push_adapter(folder)
             return self.store.upload(prefix, folder_files(folder), given=True)
 
     def upload_checkpoint(self, prefix: str, extra: dict[str, Any]) -> tuple[File, ...]:
         """Upload this rank's share of a checkpoint, below ``prefix``."""
-        with room_for_upload(self.store, "checkpoint") as folder:
+        with temporary_folder("checkpoint") as folder:
             with self._guard():
                 self.save(folder, extra)
             return self.store.upload(prefix, folder_files(folder), given=True)
@@ -155,10 +156,10 @@ class StoredTrainer(TitanTrainer):
 
 
 @contextmanager
-def _room(store: Store, kept: Path | None) -> Iterator[Path]:
+def _room(kept: Path | None) -> Iterator[Path]:
     """A folder for files that go to ``kept``: inside it, since renaming works on one file system only."""
     if kept is None:
-        with room_for_upload(store, "weights") as folder:
+        with temporary_folder("weights") as folder:
             yield folder
         return
     with TemporaryDirectory(prefix="share-", dir=kept) as inside:

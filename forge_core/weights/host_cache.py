@@ -35,7 +35,6 @@ from forge_core.store.digests import SHORT, digest
 from forge_core.store.errors import CorruptObject
 from forge_core.store.manifest import Manifest, check_data
 from forge_core.store.store import Stop, Store
-from forge_core.temporary import temporary_folder
 from forge_core.weights.fetch import fetch
 from forge_core.weights.locks import exclusive, exclusive_if_free, is_held, shared
 
@@ -81,26 +80,10 @@ def cache_root(store: Store, size: int) -> Path:
     if named:
         return Path(named).expanduser().absolute() / mine
     if store.folder is not None:
-        return _beside(store.folder)
+        return store.folder / ".cache" / mine
     if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) and shutil.disk_usage(SHARED_MEMORY).total >= VERSIONS * size:
         return SHARED_MEMORY / mine
     return Path(tempfile.gettempdir()) / mine
-
-
-def _beside(folder: Path) -> Path:
-    return folder / ".cache" / f"forge-weights-{os.getuid()}"
-
-
-@contextmanager
-def room_for_upload(store: Store, purpose: str) -> Iterator[Path]:
-    """An empty folder for files that are about to be uploaded: of a store of plain files on its own file system, where
-    they are linked in place of being copied. It goes with its process."""
-    if store.folder is None:
-        with temporary_folder(purpose) as folder:
-            yield folder
-    else:
-        with HostCache(_beside(store.folder)).scratch() as folder:
-            yield folder
 
 
 def object_size(manifest: Manifest) -> int:
@@ -200,7 +183,8 @@ class HostCache:
 
     def _items(self) -> list[_Item]:
         """Every object of which there is something, those used last at the end."""
-        names = {path.name.partition(".")[0] for path in self.root.iterdir()}
+        found = (path.name for path in self.root.iterdir())
+        names = {name.partition(".")[0] for name in found if not name.startswith(".")}  # NFS names deleted files so
         return sorted((_Item(self.root, name) for name in names), key=_Item.used_at)
 
     def _fill(

@@ -122,6 +122,7 @@ def test_a_run_whose_engine_is_vllms_stops_with_it(
     model = ENDLESS["model"] | {"hidden_size": 64, "head_dim": 32}
     forge = started("train", write_config(tmp_path, ENDLESS | {"model": model, "generator": generator}))
     forge.wait_until(lambda: "init engine" in engine_log(forge), poll_s=0.2)
+    forge.wait_until(lambda: running(prefect_server, "rollout", forge), poll_s=0.2)
     time.sleep(5)
     act: dict[str, Callable[[], object]] = {
         "Ctrl-C": lambda: forge.signal_group(signal.SIGINT),

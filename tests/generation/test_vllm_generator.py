@@ -26,6 +26,7 @@ import torch
 from transformers import AutoTokenizer
 
 from forge_core.data_model import Completion, GenerationRequest, SamplingParams
+from forge_core.devices import Placement
 from forge_core.environments.protocol import Task
 from forge_core.environments.rollout import Play, run_episodes
 from forge_core.environments.turns import TurnRenderer
@@ -519,7 +520,9 @@ def test_an_engine_that_gets_no_memory_says_what_and_which_settings(
     assert "generator.engine_args.max_num_seqs (lower)" in message
 
 
-def test_no_engine_stays_behind_when_another_cannot_start(versions: Versions, tmp_path: Path) -> None:
+def test_no_engine_stays_behind_when_another_cannot_start(
+    versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[None] = []
 
     def environment(ids: Sequence[str]) -> dict[str, str]:
@@ -530,8 +533,9 @@ def test_no_engine_stays_behind_when_another_cannot_start(versions: Versions, tm
             raise OSError("no such device")
         return {}
 
+    monkeypatch.setattr(Placement, "environment", staticmethod(environment))
     with pytest.raises(OSError, match="no such device"):
-        VLLMGenerator(versions, version=0, settings=settings(gpus=((), ()), environment=environment), logs=tmp_path)
+        VLLMGenerator(versions, version=0, settings=settings(gpus=((), ())), logs=tmp_path)
     logs = [str(path) for path in tmp_path.glob("vllm-*.log")]
     assert len(logs) == 1
     held = [p for p in psutil.Process().children(recursive=True) if any(f.path in logs for f in p.open_files())]

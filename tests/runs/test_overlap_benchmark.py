@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.checks import wrong
+from benchmarks.checks import AGE, MISMATCH, wrong
 from benchmarks.overlap_gpu import chained, compared, figures, steps_of, turns_of
 
 pytestmark = pytest.mark.fast
@@ -79,5 +79,6 @@ def test_a_run_on_episodes_that_are_too_old_or_not_the_trainers_is_wrong() -> No
     assert wrong(right, 2, "bfloat16") == []
     assert wrong(right, 1, "bfloat16") == ["step 2 trained on episodes 2 steps old, allowed are 1"]
     assert wrong(right, 2, "float32") == ["step 1: log-probabilities differ by 0.2 nats, allowed are 0.001"]
-    unknown = [trained(3, mismatch__one_version_mean_abs_logprob=float("nan"))]
+    assert wrong([trained(1)], 0, "float32") == [f"no step says {key}" for key in (AGE, MISMATCH)]
+    unknown = [trained(3, age__count__0=8, mismatch__one_version_mean_abs_logprob=float("nan"))]
     assert wrong(unknown, 2, "bfloat16") == ["step 3: log-probabilities differ by nan nats, allowed are 0.25"]

@@ -201,6 +201,21 @@ def test_leftovers_of_processes_that_were_killed_are_removed(memory: Store, cach
     assert not [name for name in names(cache) if "dead" in name or "scratch" in name]
 
 
+def test_what_others_keep_in_the_folder_under_hidden_names_is_nothing_of_the_cache(
+    memory: Store, cache: HostCache
+) -> None:
+    """A network file system keeps a file that is deleted while it is open as ``.nfs...``."""
+    folder = used(cache, memory, 1)
+    (cache.root / ".nfs0001.fetch").touch()
+    (cache.root / ".DS_Store").touch()
+    cache.evict(0)
+    assert not folder.exists()
+    assert {path.name for path in cache.root.iterdir()} >= {".nfs0001.fetch", ".DS_Store"}
+    held = lease(cache, memory, published(memory))
+    cache.evict(0)
+    assert held.folder.is_dir()
+
+
 def test_weights_that_do_not_fit_are_refused_with_the_setting(memory: Store, cache: HostCache) -> None:
     older = used(cache, memory, 1)
     in_use = lease(cache, memory, published(memory, 2))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from forge_core.runs.initialise import initialise
 from forge_core.store import Store
 from tests.generation.conftest import make_folder
 from tests.runs.harness import advance, new_run, reopened
@@ -48,3 +49,16 @@ def test_another_hosts_engines_fetch_every_file_once(
     assert Counter(path.partition("/runs/")[2] for path in proxy.ranges if "/weights/" in path) == expected
     ctx.close()
     other.close()
+
+
+def test_a_pretrained_model_is_neither_moved_nor_linked_into_a_store_of_files(tmp_path: Path) -> None:
+    model = make_folder(tmp_path / "model")
+    before = {path: path.stat() for path in model.iterdir()}
+    ctx = new_run(str(tmp_path / "store"), f"model={model}")
+    initialise(ctx)
+    assert sorted(model.iterdir()) == sorted(before)
+    for path, was in before.items():
+        now = path.stat()
+        assert (now.st_ino, now.st_nlink, now.st_mode) == (was.st_ino, 1, was.st_mode)
+    assert ctx.weights_dir(0).is_dir()
+    ctx.close()
