@@ -373,7 +373,7 @@ def two_ranks(part: Part, store: Any, name: str, limit: float, **changes: Any) -
 
 
 def stuck(part: Part) -> None:
-    """The second of two ranks is stopped in a step."""
+    """The second of two ranks is stopped: in a step, and before an export, whose waits are NCCL's alone."""
     import os
     import signal
     import threading
@@ -384,20 +384,29 @@ def stuck(part: Part) -> None:
     limit, before = 10.0, part.used()
     store, samples = small_model(part)
     group = two_ranks(part, store, "stuck", limit, data_parallel=2, timeout_s=limit)
+    step = lambda batch: group.train_samples(batch, totals=totals_of(batch), temperature=0.9)
+    cases = {"step": lambda: step(samples * 400), "export": lambda: group.push_weights(part.folder / "exported")}
     try:
-        group.setup()
-        group.train_samples(samples, totals=totals_of(samples), temperature=0.9)
-        threading.Timer(1.0, os.kill, (group._pids[1], signal.SIGSTOP)).start()
-        long, said = samples * 400, ""
-        with part.timed("until_the_error"):
-            try:
-                group.train_samples(long, totals=totals_of(long), temperature=0.9)
-            except (ChildDied, RankError) as error:
-                said = str(error)
-        part.holds(f"the error names comm.timeout_s: {said[:2000]}", "comm.timeout_s" in said)
-        part.at_most("seconds_until_the_error", part.figures["until_the_error_s"][0], limit + 30.0)
+        for name, act in cases.items():
+            group.setup()
+            step(samples)
+            stop = threading.Timer(1.0 if name == "step" else 0.0, os.kill, (group._pids[1], signal.SIGSTOP))
+            stop.start()
+            time.sleep(0.2)
+            said = ""
+            with part.timed(f"{name}/until_the_error"):
+                try:
+                    act()
+                except (ChildDied, RankError) as error:
+                    said = str(error)
+            part.holds(f"{name}: the error names comm.timeout_s: {said[:2000]}", "comm.timeout_s" in said)
+            part.at_most(f"{name}/seconds", part.figures[f"{name}/until_the_error_s"][0], limit + 20.0)
+            group.cleanup()
     finally:
         group.cleanup()
+    deadline = time.monotonic() + 20.0
+    while part.used() > before + 0.1 * GIB and time.monotonic() < deadline:
+        time.sleep(0.1)
     part.at_most("left_on_the_gpu_gib", (part.used() - before) / GIB, 0.1)
 
 

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 NODES, ENDPOINT, ADDRESS = "FORGE_NNODES", "FORGE_RDZV_ENDPOINT", "FORGE_NODE_ADDRESS"
 PORT = 29500  # of a rendezvous whose endpoint names none
+# NCCL's watchdog ends a rank that waits for one that hangs, a few seconds after the limit. By default it does so a
+# minute later, which it keeps for a dump, or never: it ends the communicator first, in which the other has a part.
+PUNCTUAL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",  # the process ends, not the communicator
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500",  # slept four times, dump or not
+}
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,7 @@ def torchrun(rendezvous: Rendezvous, ranks: int, options: RankOptions) -> list[s
 def rank_environment(rendezvous: Rendezvous, options: RankOptions) -> dict[str, str | None]:
     """Additions to the environment of ``torchrun``. On one host nothing listens or is looked up beyond loopback."""
     environment: dict[str, str | None] = {"OMP_NUM_THREADS": str(options.threads)}
+    environment |= {name: os.environ.get(name, value) for name, value in PUNCTUAL.items()}
     if rendezvous.nodes == 1 and sys.platform == "linux":
         environment |= {name: os.environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
     return environment

@@ -25,7 +25,7 @@ from forge_core.processes import ChildDied
 from forge_core.stop import Stopped, StopToken
 from forge_core.store import folder_files, open_store
 from forge_core.training import hf_export
-from forge_core.training.launch import RankOptions, Rendezvous
+from forge_core.training.launch import PUNCTUAL, RankOptions, Rendezvous, rank_environment
 from forge_core.training.packing import Sample
 from forge_core.training.rank_group import RankError, RankGroup
 from forge_core.training.rank_main import LINGER_S
@@ -205,6 +205,17 @@ def test_a_rank_that_hangs_is_an_error_after_the_timeout_and_its_group_ends(grou
         train(group, with_reference(SAMPLES) * (1 if when == "idle" else 400))
     assert time.monotonic() - started_at < 1.0 + 4.0 + 3.0
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_nccl_keeps_the_limit_to_a_few_seconds_unless_the_user_wants_it_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in PUNCTUAL:
+        monkeypatch.delenv(name, raising=False)
+    assert rank_environment(Rendezvous("test"), RankOptions()).items() >= PUNCTUAL.items()
+    monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    wanted = PUNCTUAL | {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    assert rank_environment(Rendezvous("test"), RankOptions()).items() >= wanted.items()
 
 
 def test_a_leading_rank_that_hangs_is_an_error_that_names_the_limit(group: RankGroup) -> None:
