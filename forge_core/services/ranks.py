@@ -125,14 +125,14 @@ class ProcessRank:
 
     def _end(self) -> None:
         self._group.kill()
+        said = "; ".join(self._group.errors(1)) or "no error in its log"
+        reason = "was stopped" if self._stopped else f"ended ({said}; log: {self._group.log})"
+        if not self._stopped:
+            self._on_death(f"{self._name} {reason}")  # first, so that whoever gets an ActorDied below knows of it
         with self._lock:
             self._gone, left = True, list(self._open.values())
             self._open.clear()
             self._outgoing.put(None)
-        said = "; ".join(self._group.errors(1)) or "no error in its log"
-        reason = "was stopped" if self._stopped else f"ended ({said}; log: {self._group.log})"
-        if not self._stopped:
-            self._on_death(f"{self._name} {reason}")  # first, so that who gets the answers below knows of it
         for future in left:
             if future.set_running_or_notify_cancel():
                 future.set_exception(ActorDied(f"{self._name} {reason}"))

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from forge_core.processes import ChildGroup
 from forge_core.services import (
     ActorDied,
     ActorError,
@@ -105,6 +106,27 @@ def test_idle_sessions_are_spread_over_the_replicas() -> None:
             await service.current.route(sess_id=await service.start_session())
         replicas = service.get_metrics().replicas.values()
         assert [replica.assigned_sessions for replica in replicas] == [3, 3, 3]
+
+    run(test)
+
+
+def test_a_request_while_the_death_of_its_replica_is_noticed_goes_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = ChildGroup.errors
+
+    def slow(group: ChildGroup, count: int = 5) -> list[str]:
+        time.sleep(0.5)  # in the thread that notices: a log on a slow disk
+        return errors(group, count)
+
+    async def test() -> None:
+        service = await Counter.options(num_replicas=2, max_retries=1, **FAST).as_service()
+        victim = (await pids(service))[0]
+        monkeypatch.setattr(ChildGroup, "errors", slow)
+        os.kill(victim, signal.SIGKILL)
+        deadline = time.monotonic() + 0.8
+        while time.monotonic() < deadline:
+            await asyncio.gather(*(service.place.route() for _ in range(4)))
+            await asyncio.sleep(0.01)
+        await eventually(lambda: healthy(service) == 2)
 
     run(test)
 
