@@ -200,10 +200,7 @@ def vllm_tp(part: Part) -> None:
     folders = [part.model(), shaken(part.model(), part.folder / "next")]
     publish_probe(part, folders[1])
     gpus = (tuple(visible_gpus()[:2]),) if part.on_gpu else ((),)
-    settings = VLLMSettings(
-        gpus=gpus, dtype=part.dtype, max_model_len=512,
-        engine_args={"max_num_seqs": 16},
-    )  # fmt: skip
+    settings = VLLMSettings(gpus=gpus, dtype=part.dtype, max_model_len=512, engine_args={"max_num_seqs": 16})
     sampling = SamplingParams(temperature=0.0, max_new_tokens=48)
     requests = [GenerationRequest(f"greedy/{i}", tuple(range(3 + i, 40 + 2 * i)), i, sampling) for i in range(8)]
     with part.timed("start"):
