@@ -42,6 +42,7 @@ from benchmarks.shapes import random_model
 from benchmarks.smollm2_gpu import rates
 
 SAMPLES = 8
+KINDS = ("fixed", "long_tail", "serial")
 GOALS = {"over_formula_at_most": 1.10, "orchestration_share_at_most_at_10_s": 0.02}
 
 
@@ -192,6 +193,11 @@ def full_load(engine: Any, slots: int, length: int) -> float:
     return sum(len(c.token_ids) for c in completions) / (time.monotonic() - started)
 
 
+def runs_of(kinds: Sequence[str], staleness: Sequence[int]) -> list[tuple[str, int]]:
+    """Name and staleness of each run."""
+    return [(f"{kind}-{s}", s) for kind in kinds for s in ([2] if kind == "serial" else staleness)]
+
+
 def steps_of(measured: int, staleness: int) -> int:
     """Steps of a run in which at least ``measured`` are measured, in whole turns."""
     turn = staleness + 1
@@ -248,7 +254,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=5, help="to measure, at least, in each run")
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4])
-    parser.add_argument("--kinds", nargs="+", choices=("fixed", "long_tail"), default=["fixed", "long_tail"])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="in this order")
     parser.add_argument("--threads", type=int, help="of the generator and of the trainer, on a CPU")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))
@@ -268,14 +274,14 @@ def main() -> None:
             os.chdir(args.work)  # where each run leaves its curve
             run(args, engines, "warm-up", 1, 2, lambda seed: 64)
             rate = full_load(engines["vllm"], args.slots, mean)
-            wanted = [(f"{kind}-{s}", s, lengths[kind]) for kind in args.kinds for s in args.staleness]
-            serial = [("serial-2", 2, lengths["long_tail"])] if "long_tail" in args.kinds else []
-            for name, s, length in [*wanted, *serial]:
+            wanted = runs_of(args.kinds, args.staleness)
+            for name, s in wanted:
+                length = lengths["fixed" if name.startswith("fixed") else "long_tail"]
                 try:
                     runs[name] = run(args, engines, name, s, steps_of(args.steps, s), length)
                 except Exception as error:  # what was measured stays, and the next run may go well
                     failed[name] = f"{type(error).__name__}: {error}"
-                not_run = [other for other, *_ in [*wanted, *serial] if other not in {**runs, **failed}]
+                not_run = [other for other, _ in wanted if other not in {**runs, **failed}]
                 found = compared(runs, lengths, args, rate)
                 write("overlap_gpu", {**result, **found, "failed": failed, "not_run": not_run})
             engines["vllm"].shutdown()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.checks import AGE, MISMATCH, wrong
-from benchmarks.overlap_gpu import chained, compared, figures, steps_of, turns_of
+from benchmarks.overlap_gpu import chained, compared, figures, runs_of, steps_of, turns_of
 
 pytestmark = pytest.mark.fast
 
@@ -21,6 +21,16 @@ def test_whole_turns_are_measured_after_the_first_and_before_generation_ends(sta
     assert measured <= turns_of(steps, staleness) * turn < measured + turn
     assert staleness + turns_of(steps, staleness) * turn == steps - 1 - staleness, "the last batch is being sampled"
     assert turns_of(steps - 1, staleness) == turns_of(steps, staleness) - 1, "in the last turn nothing would be sampled"
+
+
+def test_runs_come_in_the_order_asked_for_and_one_is_serial() -> None:
+    assert runs_of(["long_tail", "fixed"], [0, 4]) == [
+        ("long_tail-0", 0),
+        ("long_tail-4", 4),
+        ("fixed-0", 0),
+        ("fixed-4", 4),
+    ]
+    assert runs_of(["serial"], [0, 1, 2, 4]) == [("serial-2", 2)]
 
 
 def entry(end: float, train: float, publish: float = 0.0) -> dict[str, Any]:
