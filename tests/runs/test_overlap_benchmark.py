@@ -89,6 +89,8 @@ def test_a_run_on_episodes_that_are_too_old_or_not_the_trainers_is_wrong() -> No
     assert wrong(right, 2, "bfloat16") == []
     assert wrong(right, 1, "bfloat16") == ["step 2 trained on episodes 2 steps old, allowed are 1"]
     assert wrong(right, 2, "float32") == ["step 1: log-probabilities differ by 0.2 nats, allowed are 0.001"]
+    older = [trained(4, age__count__2=8, mismatch__one_version_mean_abs_logprob=0.004)]
+    assert wrong(older, 2, "float32") == [], "two steps of learning are between"
     assert wrong([trained(1)], 0, "float32") == [f"no step says {key}" for key in (AGE, MISMATCH)]
     unknown = [trained(3, age__count__0=8, mismatch__one_version_mean_abs_logprob=float("nan"))]
     assert wrong(unknown, 2, "bfloat16") == ["step 3: log-probabilities differ by nan nats, allowed are 0.25"]
