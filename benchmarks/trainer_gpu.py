@@ -116,7 +116,7 @@ def anchored(samples: list[Sample], trainer: TitanTrainer) -> list[Sample]:
     for sample, found in zip(samples, trainer.logprobs_samples(samples, temperature=1.0), strict=True):
         values = iter(found)
         own = [next(values) if counts else 0.0 for counts in sample.loss_mask]
-        made.append(replace(sample, generator_logprobs=own, ref_logprobs=own))
+        made.append(replace(sample, generator_logprobs=own, ref_logprobs=own).in_arrays())  # as a run has them
     return made
 
 

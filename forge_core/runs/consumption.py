@@ -162,7 +162,7 @@ def _sample(e: Episode, fate: Fate, reference: list[float] | None) -> Sample:
         generator_logprobs=before + e.response_logprobs,
         ref_logprobs=None if reference is None else before + reference,
         crossed=len({span.version for span in e.version_spans}) > 1,
-    )
+    ).in_arrays()
 
 
 def episode_counts(fates: Iterable[Fate]) -> dict[str, Any]:

@@ -22,10 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from forge_core.data_model import TextTrainBatch
 
@@ -33,26 +35,45 @@ PAD_ID = 0  # what callers pad with; any token will do, since padding is masked 
 _SIGNIFICANT_BITS = 4
 GPU_SIZES = 4
 _SHORTEST_SHARE_OF_ROW = 4  # documents below row_len / 4 start a micro-batch of their own
-_TARGETS = slice(1, None)
 LOGPROBS = ("generator_logprobs", "ref_logprobs", "proximal_logprobs")
+_DTYPES: dict[str, type[np.generic]] = {
+    "tokens": np.int64,
+    "loss_mask": np.bool_,
+    "weights": np.float32,
+    **dict.fromkeys(LOGPROBS, np.float32),
+}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One document. Every list runs along ``tokens``: entry t belongs to token t.
+    """One document. Every column, a list or an array, runs along ``tokens``: entry t belongs to token t.
 
     ``loss_mask[t]`` says whether predicting token t counts; ``weights[t]`` is its advantage (RL) or weight (SFT).
     ``generator_logprobs``, ``ref_logprobs`` and ``proximal_logprobs`` hold 0.0 where nothing was sampled. Entry 0 never
     counts: nothing predicts the first token. ``crossed``: the weights changed while the response was sampled.
     """
 
-    tokens: list[int]
-    loss_mask: list[bool]
-    weights: list[float]
-    generator_logprobs: list[float] | None = None
-    ref_logprobs: list[float] | None = None
-    proximal_logprobs: list[float] | None = None
+    tokens: list[int] | NDArray[np.int64]
+    loss_mask: list[bool] | NDArray[np.bool_]
+    weights: list[float] | NDArray[np.float32]
+    generator_logprobs: list[float] | NDArray[np.float32] | None = None
+    ref_logprobs: list[float] | NDArray[np.float32] | None = None
+    proximal_logprobs: list[float] | NDArray[np.float32] | None = None
     crossed: bool = False
+
+    def in_arrays(self) -> Sample:
+        """The same document with arrays for lists: they take a fraction of the time to pack and to send to ranks."""
+        columns: dict[str, Any] = {name: _column(self, name) for name in _DTYPES if getattr(self, name) is not None}
+        return replace(self, **columns)
+
+
+def _column(sample: Sample, name: str) -> NDArray[Any]:
+    values = getattr(sample, name)
+    if isinstance(values, np.ndarray):
+        return values.astype(_DTYPES[name], copy=False)
+    if name == "loss_mask":
+        return np.frombuffer(bytes(values), np.bool_)
+    return np.fromiter(values, _DTYPES[name], len(values))
 
 
 @dataclass(frozen=True)
@@ -219,31 +240,32 @@ def build(samples: Sequence[Sample], layout: Layout, pad_id: int) -> TextTrainBa
     places = np.repeat(starts, lengths) + within
     crossed = np.array([sample.crossed for sample in samples], np.float32)
 
-    def column(values: Iterable | np.ndarray, fill: float, dtype: type) -> torch.Tensor:
-        flat: np.ndarray = np.full(height * row_len, fill, dtype=dtype)
-        flat[places] = values if isinstance(values, np.ndarray) else np.fromiter(values, dtype, len(places))
+    def placed(values: NDArray[Any], fill: float, dtype: type[np.generic]) -> torch.Tensor:
+        flat: NDArray[Any] = np.full(height * row_len, fill, dtype=dtype)
+        flat[places] = values
         return torch.from_numpy(flat.reshape(height, row_len))
 
-    def along(name: str) -> Iterable:
-        return chain.from_iterable(getattr(samples[index], name)[_TARGETS] for index in order)
+    def joined(columns: list[NDArray[Any]]) -> NDArray[Any]:
+        return np.concatenate(columns) if columns else np.empty(0)
+
+    def of_targets(name: str) -> torch.Tensor:
+        return placed(joined([_column(samples[index], name)[1:] for index in order]), 0.0, np.float32)
 
     def logprobs(name: str) -> torch.Tensor | None:
-        return None if getattr(samples[0], name) is None else column(along(name), 0.0, np.float32)
+        return None if getattr(samples[0], name) is None else of_targets(name)
 
-    tokens = np.fromiter(chain.from_iterable(samples[index].tokens for index in order), np.int64)
-    ends = np.cumsum(lengths + 1)
-    counts = b"".join(bytes(samples[index].loss_mask[_TARGETS]) for index in order)
+    tokens = [_column(samples[index], "tokens") for index in order]
     return TextTrainBatch(
-        input_ids=column(np.delete(tokens, ends - 1), pad_id, np.int64),
-        target_ids=column(np.delete(tokens, ends - lengths - 1), pad_id, np.int64),
-        target_mask=column(np.frombuffer(counts, np.uint8), 0.0, np.float32),
-        target_weights=column(along("weights"), 0.0, np.float32),
+        input_ids=placed(joined([ids[:-1] for ids in tokens]), pad_id, np.int64),
+        target_ids=placed(joined([ids[1:] for ids in tokens]), pad_id, np.int64),
+        target_mask=of_targets("loss_mask"),
+        target_weights=of_targets("weights"),
         generator_logprobs=logprobs("generator_logprobs"),
         ref_logprobs=logprobs("ref_logprobs"),
-        position_ids=column(within, 0, np.int64),
-        document_ids=column(np.repeat(np.array(order, int), lengths), -1, np.int64),
+        position_ids=placed(within, 0, np.int64),
+        document_ids=placed(np.repeat(np.array(order, int), lengths), -1, np.int64),
         proximal_logprobs=logprobs("proximal_logprobs"),
-        crossed=column(np.repeat(crossed[order], lengths), 0.0, np.float32) if crossed.any() else None,
+        crossed=placed(np.repeat(crossed[order], lengths), 0.0, np.float32) if crossed.any() else None,
     )
 
 

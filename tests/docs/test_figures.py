@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.engines_gpu import GPUS
 from forge_core.config import load_config
 from tests.docs.documents import ROOT
 
@@ -138,8 +139,11 @@ def test_parts_of_the_engines_on_a_gpu() -> None:
     assert f"peak was {trainer} of its estimate, the reference's {reference}, the engine's {engine} (" in text
     assert all(part["commit"] and part["date"] and part["cards"] for part in parts.values())
     assert {name: part["status"] for name, part in parts.items()} == dict.fromkeys(parts, "ok")
-    assert {"kill", "export", "float8", "sleep", "sleep_apart", "memory", "oom", "ranks", "vllm_tp"} <= parts.keys()
-    lost = parts["ranks"]["figures"]
+    assert parts.keys() == GPUS.keys()
+    lost = {**parts["ranks"]["figures"], **parts["pipeline"]["figures"]}
     for dtype, limit in (("float32", 1e-7), ("bfloat16", 4e-4)):
-        assert max(lost[f"{degree}_parallel/{dtype}/loss"] for degree in ("data", "tensor")) <= limit
+        assert max(lost[f"{degree}_parallel/{dtype}/loss"] for degree in ("data", "tensor", "pipeline")) <= limit
+    hung = parts["stuck"]["figures"]
+    assert f"the step was over {max(hung['step/seconds'], hung['export/seconds']):.0f} s after" in text
+    assert hung["left_on_the_gpu_gib"] == 0.0
     assert "those of one rank within 0.0000001 in float32 and 0.0004 in bfloat16" in text

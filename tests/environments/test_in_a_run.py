@@ -74,7 +74,7 @@ def test_what_the_environment_wrote_is_masked_out_of_the_loss(run: RunContext):
     trained = [data.episodes[f.episode_id] for f in data.fates if f.trained]
     for sample, episode in zip(samples, trained, strict=True):
         start = len(episode.prompt_ids)
-        assert sample.loss_mask == [False] * start + episode.response_mask
+        assert list(sample.loss_mask) == [False] * start + episode.response_mask
         assert sum(sample.loss_mask) == len(episode.response_ids) - 2
 
 

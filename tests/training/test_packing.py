@@ -7,13 +7,24 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_core.training import policy
-from forge_core.training.packing import Sample, beginning, documents, full_of, pack, round_up, row_sizes, shapes
+from forge_core.training.packing import (
+    LOGPROBS,
+    Sample,
+    beginning,
+    documents,
+    full_of,
+    pack,
+    round_up,
+    row_sizes,
+    shapes,
+)
 from forge_core.training.settings import TrainerSettings
 from forge_core.training.sft_loss import SFTLoss
 from forge_core.training.trainer import TitanTrainer
@@ -102,6 +113,23 @@ def test_equal_samples_give_equal_tensors() -> None:
     for a, b in zip(first, second, strict=True):
         for field in dataclasses.fields(a):
             assert torch.equal(getattr(a, field.name), getattr(b, field.name))
+
+
+def test_arrays_are_packed_like_lists() -> None:
+    masked = dataclasses.replace(document(9), loss_mask=[False, True, False] * 3)
+    lists = [document(30), document(7), masked, document(19)]
+    arrays = [sample.in_arrays() for sample in lists]
+    assert all(
+        isinstance(getattr(arrays[2], name), np.ndarray) for name in ("tokens", "loss_mask", "weights", *LOGPROBS)
+    )
+    assert arrays[2].crossed
+    for a, b in zip(*(pack(each, 64, pad_id=0, seq_len=60) for each in (lists, arrays)), strict=True):
+        for field in dataclasses.fields(a):
+            assert torch.equal(getattr(a, field.name), getattr(b, field.name)), field.name
+    bare = Sample([1, 2, 3], [False, True, True], [0.0, 1.0, 1.0]).in_arrays()
+    assert bare.generator_logprobs is None
+    with pytest.raises(ValueError, match="one entry for each of its 9 tokens"):
+        pack([dataclasses.replace(arrays[2], weights=np.ones(8, np.float32))], 64, pad_id=0, seq_len=60)
 
 
 def test_log_probabilities_that_no_sample_has_are_left_out() -> None:
