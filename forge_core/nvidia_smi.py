@@ -26,9 +26,10 @@ def whole_uuids(ids: Sequence[str]) -> tuple[str, ...]:
 
 
 def _whole(name: str) -> str:
-    return next((uuid for uuid in _uuids() if uuid.startswith(name)), name)
+    return next((uuid for uuid in uuids() if uuid.startswith(name)), name)
 
 
 @cache
-def _uuids() -> tuple[str, ...]:
+def uuids() -> tuple[str, ...]:
+    """The UUID of each GPU, by index."""
     return tuple(uuid for (uuid,) in ask("uuid"))

@@ -14,6 +14,7 @@ from forge_core.data_model import Episode
 from forge_core.devices import alone, place, visible_gpus
 from forge_core.engine_thread import EngineThread
 from forge_core.evaluation.statistics import kl_estimate
+from forge_core.gpu_leases import lease
 from forge_core.observability.memory import SETTINGS, memory_guard
 from forge_core.stop import StopToken
 
@@ -22,22 +23,23 @@ def kl_divergence(config: RunConfig, policy: Path, other: Path, episodes: Sequen
     """KL(policy || other) in nats per token, from answers that ``policy`` sampled at ``eval.temperature``. (Greedy
     answers stand for no distribution: there the divergence at temperature 1 along them is given.)"""
     samples = [(e.prompt_ids, e.response_ids) for e in episodes if e.response_ids]
-    thread = EngineThread("divergence", config.training.threads)
+    placement, held = lease(visible_gpus(), lambda gpus: place(alone(config, "reference"), gpus))
+    device, thread = placement.device("ref_model"), EngineThread("divergence", config.training.threads)
     try:
-        ours, theirs = (thread.call(_logprobs, config, folder, samples, stop) for folder in (policy, other))
+        ours, theirs = (thread.call(_logprobs, device, config, folder, samples, stop) for folder in (policy, other))
     finally:
         thread.close()
+        held.close()
     pairs = zip([x for row in ours for x in row], [x for row in theirs for x in row], strict=True)
     return kl_estimate([b - a for a, b in pairs])
 
 
 @memory_guard("reference model", SETTINGS["reference model"])
 def _logprobs(
-    config: RunConfig, folder: Path, samples: Sequence[tuple[list[int], list[int]]], stop: StopToken
+    device: str, config: RunConfig, folder: Path, samples: Sequence[tuple[list[int], list[int]]], stop: StopToken
 ) -> list[list[float]]:
     from forge_core.reference.model import ReferenceModel
 
-    device = place(alone(config, "reference"), visible_gpus()).device("ref_model")
     model = ReferenceModel(
         folder,
         token_budget=config.token_budget,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +27,8 @@ from forge_core.devices import Placement, alone, place, visible_gpus
 from forge_core.environments.resolve import build_play, tools_of
 from forge_core.evaluation.policies import Policy
 from forge_core.evaluation.suite import answered_rows, heldout_prompts, identity, place_of, suite_requests
+from forge_core.generation.base import Generator
+from forge_core.gpu_leases import lease
 from forge_core.rewards.actor import RewardActor
 from forge_core.rewards.identity import reward_identity
 from forge_core.runs.checks import check_run
@@ -73,6 +76,7 @@ class _Work:
         check_run(self.config)
         self.run_id = f"evaluation-{policy.digest[:12]}"
         self.role: str | None = "evaluation"
+        self._leases = ExitStack()  # of GPUs
 
     # What is asked ------------------------------------------------------------------------------------------------
 
@@ -201,7 +205,10 @@ class _Work:
 
     def _sample(self) -> tuple[list[dict[str, Any]], float]:
         """The rows of the answered requests, and the seconds that the engine worked (loading it not counted)."""
-        engine = build_generator(self, 0)
+        with self._leases:
+            return self._sample_on(build_generator(self, 0))
+
+    def _sample_on(self, engine: Generator) -> tuple[list[dict[str, Any]], float]:
         try:
             play = build_play(self.config, self._tokenizer)
             prompts = {r.request_id: self.prompts[place_of(r.request_id)[0]] for r in self.requests}
@@ -224,7 +231,9 @@ class _Work:
 
     @cached_property
     def placement(self) -> Placement:
-        return place(self.config, visible_gpus())
+        placement, held = lease(visible_gpus(), lambda gpus: place(self.config, gpus))
+        self._leases.enter_context(closing(held))
+        return placement
 
     @cached_property
     def cpu_threads(self) -> int:

@@ -26,6 +26,7 @@ from forge_core.devices import Placement, alone, place, sampling_nothing, visibl
 from forge_core.environments.resolve import build_play, tools_of
 from forge_core.evaluation.suite import heldout_prompts, policy_digest
 from forge_core.generation.base import Generator
+from forge_core.gpu_leases import Choose, Lease, lease
 from forge_core.models.scratch import check_encodable
 from forge_core.observability.best_effort import BestEffort
 from forge_core.observability.metric_log import MetricLog
@@ -124,6 +125,7 @@ class RunContext:
         self._generator: Generator | None = None
         self._generator_lock = threading.Lock()  # loading, or moving to a version
         self._trainer_after_engine: int | None = None  # the version that it is loaded at then
+        self._lease: Lease | None = None  # of this process's GPUs
 
     # Data ---------------------------------------------------------------------------------------------------------
 
@@ -276,7 +278,19 @@ class RunContext:
         config = self.config if self.role is None else alone(self.config, self.role)
         if self.record.parent:
             config = sampling_nothing(config)
-        return place(config, visible_gpus(), nodes=node_count())
+        return self._leased(lambda gpus: place(config, gpus, nodes=node_count()))
+
+    def _leased(self, choose: Choose) -> Placement:
+        gpus = visible_gpus()
+        placement, self._lease = lease(gpus, choose)
+        if self._lease.contested:
+            self.note(
+                f"GPU {', '.join(self._lease.contested)} is in use by another process of Forge too, for want of a free "
+                "one: both need memory there (generator.engine_args.gpu_memory_utilization), and both are slower"
+            )
+        elif placement.shared and len(gpus) > 1:
+            self.note(f"generator and trainer share GPU {placement.trainer[0]}: other processes of Forge have the rest")
+        return placement
 
     def device(self, role: str) -> str:
         """Torch's name of the device of ``role`` (a key of ``services``) in this process."""
@@ -367,3 +381,5 @@ class RunContext:
             if name in self.__dict__:
                 self.__dict__.pop(name).close()
         self.weights.close()
+        if self._lease:
+            self._lease.close()

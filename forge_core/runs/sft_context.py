@@ -4,7 +4,7 @@ and its data loader."""
 from __future__ import annotations
 
 from forge_core.config.sft_config import SftConfig
-from forge_core.devices import Placement, place_trainer, visible_gpus
+from forge_core.devices import Placement, place_trainer
 from forge_core.once import once
 from forge_core.runs.context import RunContext
 from forge_core.runs.record import RunRecord
@@ -28,7 +28,7 @@ class SftContext(RunContext):
 
     @once
     def placement(self) -> Placement:
-        return place_trainer(self.sft, visible_gpus(), nodes=node_count())
+        return self._leased(lambda gpus: place_trainer(self.sft, gpus, nodes=node_count()))
 
     @once
     def turns(self) -> NoTurns:

@@ -197,6 +197,6 @@ def test_the_first_characters_of_a_uuid_stand_for_it(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
     monkeypatch.setattr("forge_core.devices.DRIVERS", ("null",))  # a device that is there
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr(nvidia_smi, "_uuids", nvidia_smi._uuids.__wrapped__)  # not what another test's driver said
+    monkeypatch.setattr(nvidia_smi, "uuids", nvidia_smi.uuids.__wrapped__)  # not what another test's driver said
     assert visible_gpus() == found
     assert torch_device(found[1]) == "cuda:1"

@@ -15,6 +15,7 @@ CUDA_ONLY = re.compile(
 )
 GUARDED = {
     "forge_core/devices.py": "HIP_VISIBLE_DEVICES beside it, and AMD's device files beside NVIDIA's",
+    "forge_core/gpu_leases.py": "asks nvidia_smi; else a GPU is known by its index",
     "forge_core/nvidia_smi.py": "finds no program, and says nothing",
     "forge_core/observability/memory.py": "asks nvidia_smi; texts of errors",
     "flows/doctor_engines.py": "says what is off",
