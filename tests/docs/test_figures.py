@@ -123,6 +123,11 @@ def test_learning_on_one_gpu() -> None:
     assert max(run["seconds_to_0.6"] for run in [*runs, again]) < goal["seconds_to_0.6_at_most"]
     assert all(run["seconds"] < 60 * goal["minutes"] for run in [*runs, again])
     assert measured["cards"][0] == "NVIDIA H200"
+    (same,) = measured["same_batch"]["runs"]
+    assert f"`{' '.join(measured['same_batch']['overrides'])}` a step samples 256 episodes and no more" in text
+    assert f"it takes {same['median_step_s']:.2f} s, and the mean reward" in text
+    assert f"0.6 after {same['seconds_to_0.6']:.0f} s (one run, stopped at step {same['steps']}" in text
+    assert f"{same['held_out']['300']:.2f} held out at step 300" in text
 
 
 def test_the_recipe_is_the_one_that_was_measured(tmp_path: Path) -> None:
