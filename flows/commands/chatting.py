@@ -27,11 +27,16 @@ def chat(args: argparse.Namespace) -> int:
     if not 0 <= args.temperature <= 10:
         raise ConfigError(f"--temperature {args.temperature}: must be from 0 (the likeliest words) to 10")
     name, folder = chosen_model(args)
-    from forge_core.devices import visible_gpus
+    from forge_core.devices import CPU, Placement, visible_gpus
     from forge_core.generation.conversation import Conversation
     from forge_core.generation.hf import HFGenerator
+    from forge_core.gpu_leases import lease
 
-    device, dtype = ("cuda:0", "bfloat16") if visible_gpus() else ("cpu", "float32")
+    placement, held = lease(visible_gpus(), lambda gpus: Placement((tuple(gpus[:1]),), (), ()))
+    if held.warning:
+        print(f"warning: {held.warning}", file=sys.stderr)
+    device = placement.device("generator")
+    dtype = "float32" if device == CPU else "bfloat16"
     engine = HFGenerator(lambda _: folder, version=0, device=device, dtype=dtype)
     try:
         how = {"temperature": args.temperature, "max_new_tokens": args.max_new_tokens, "system": args.system}
@@ -42,6 +47,7 @@ def chat(args: argparse.Namespace) -> int:
         talk(conversation) if sys.stdin.isatty() else answer_lines(conversation)
     finally:
         engine.shutdown()
+        held.close()
     return 0
 
 

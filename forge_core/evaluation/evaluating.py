@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -38,6 +39,8 @@ from forge_core.runs.episodes import EPISODES_FILE, REWARDS_FILE, episode_of, ep
 from forge_core.runs.responding import environment_identity, respond
 from forge_core.stop import StopToken
 from forge_core.store import Ledger, Store, digest, layout
+
+log = logging.getLogger("forge")
 
 
 def evaluate_policy(
@@ -233,6 +236,8 @@ class _Work:
     def placement(self) -> Placement:
         placement, held = lease(visible_gpus(), lambda gpus: place(self.config, gpus))
         self._leases.enter_context(closing(held))
+        if held.warning:
+            log.warning(held.warning)
         return placement
 
     @cached_property

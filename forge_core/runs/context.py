@@ -283,11 +283,8 @@ class RunContext:
     def _leased(self, choose: Choose) -> Placement:
         gpus = visible_gpus()
         placement, self._lease = lease(gpus, choose)
-        if self._lease.contested:
-            self.note(
-                f"GPU {', '.join(self._lease.contested)} is in use by another process of Forge too, for want of a free "
-                "one: both need memory there (generator.engine_args.gpu_memory_utilization), and both are slower"
-            )
+        if self._lease.warning:
+            self.note(self._lease.warning)
         elif placement.shared and len(gpus) > 1:
             self.note(f"generator and trainer share GPU {placement.trainer[0]}: other processes of Forge have the rest")
         return placement

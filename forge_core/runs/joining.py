@@ -7,18 +7,24 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from forge_core.config import ConfigError
 from forge_core.config.any_config import AnyConfig
 from forge_core.devices import Placement, place_trainer, visible_gpus
+from forge_core.gpu_leases import lease
 from forge_core.processes import ChildGroup
 from forge_core.runs.early_end import is_finished
 from forge_core.runs.record import load_run
 from forge_core.store import Store, layout
 from forge_core.training.launch import NODES, RankOptions, Rendezvous, rank_environment, ranks_per_node, torchrun
 
+log = logging.getLogger("forge")
 PAUSE_S = 2.0  # between two starts of this node's ranks
 POLL_S = 0.5
 
@@ -32,24 +38,27 @@ def join(store: Store, run_id: str, logs: Path, *, timeout_s: float) -> None:
     store.wait_for(layout.run_json(run_id), timeout_s=timeout_s)
     start = 0
     while not is_finished(store, record := load_run(store, run_id)):
-        group = start_ranks(record.config, rendezvous, logs / f"trainer-{start}.log")
-        try:
-            while group.alive():  # the last checkpoint follows the last commit: the ranks end with the first node's
-                time.sleep(POLL_S)
-        finally:
-            group.kill()
+        placement, held = lease(visible_gpus(), partial(place_trainer, record.config, nodes=rendezvous.nodes))
+        if held.warning:
+            log.warning(held.warning)
+        with closing(held):
+            serve(start_ranks(record.config, placement.trainer, rendezvous, logs / f"trainer-{start}.log"))
         time.sleep(PAUSE_S)
         start += 1
 
 
-def start_ranks(config: AnyConfig, rendezvous: Rendezvous, log: Path) -> ChildGroup:
-    """This node's share of the ranks, waiting for the others to meet them."""
-    ranks, gpus = ranks_per_node(config, rendezvous.nodes), trainer_gpus(config, rendezvous.nodes)
+def serve(group: ChildGroup) -> None:
+    """Until it ends."""
+    try:
+        while group.alive():  # the last checkpoint follows the last commit: the ranks end with the first node's
+            time.sleep(POLL_S)
+    finally:
+        group.kill()
+
+
+def start_ranks(config: AnyConfig, gpus: Sequence[str], rendezvous: Rendezvous, log: Path) -> ChildGroup:
+    """This node's share of the ranks, on ``gpus`` (none: on the CPU), waiting for the others to meet them."""
+    ranks = ranks_per_node(config, rendezvous.nodes)
     options = RankOptions.from_config(config, "cuda" if gpus else "cpu", config.training.threads or 1)
     environment = {**rank_environment(rendezvous, options), **Placement.environment(gpus)}
     return ChildGroup("trainer ranks", torchrun(rendezvous, ranks, options), log=log, env=environment)
-
-
-def trainer_gpus(config: AnyConfig, nodes: int) -> tuple[str, ...]:
-    """GPUs of this node for its ranks: no other role works here. Raises ConfigError when there are too few."""
-    return place_trainer(config, visible_gpus(), nodes=nodes).trainer

@@ -92,6 +92,23 @@ def test_without_gpus_nothing_is_locked(folder: Path) -> None:
 
 
 @pytest.mark.fast
+@pytest.mark.parametrize("why", ["no folder", "another user's"])
+def test_where_no_locks_can_be_had_gpus_are_chosen_as_if_nobody_had_any(
+    why: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    if why == "no folder":
+        monkeypatch.setattr(tempfile, "tempdir", str(folder / "not" / "there"))
+    else:
+        monkeypatch.setattr("forge_core.weights.locks._open", refused)
+    for _ in range(2):
+        placement, held = lease(FOUR, placing(role="trainer"))
+        assert (placement.trainer, held.contested, held.warning) == (("0",), (), None)
+
+
+@pytest.mark.fast
 def test_only_the_gpus_of_its_roles_are_a_processes_own() -> None:
     scorer, one = lease(FOUR, placing(role="scorer"))
     assert used(scorer) == set()
