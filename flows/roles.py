@@ -38,6 +38,7 @@ def scorer(run_id: str, store: str, name: str | None = None) -> Any:
     """Grade the sampled shards of open batches that nobody else has claimed."""
     with RoleSession("scorer", run_id, store, name) as role:
         role.open()
+        role.context.start_grading(role.context.ledger.head())
         for work in role.work(lambda: role.claimed(role.frontier.unscored)):
             role.start(work, score.submit(role.run, work.episodes.batch, work.episodes))
     return role.outcome

@@ -189,6 +189,7 @@ class Session:
         if self._context.samples:
             self._context.rollouts.begin(len(entries))
             self._context.load_trainer(len(entries))
+            self._context.start_grading(len(entries))
         return len(entries)
 
     def _committed(self, entry: dict[str, Any]) -> None:

@@ -35,6 +35,7 @@ from forge_core.observability.reductions import Reduce
 from forge_core.observability.tracing import trace
 from forge_core.once import once
 from forge_core.rewards.actor import RewardActor
+from forge_core.rewards.resolve import RewardError, is_batch
 from forge_core.runs.engines import build_generator, may_load_beside, takes_turns
 from forge_core.runs.evaluation import evaluate
 from forge_core.runs.evaluation_schedule import Evaluations
@@ -126,6 +127,7 @@ class RunContext:
         self._generator_lock = threading.Lock()  # loading, or moving to a version
         self._trainer_after_engine: int | None = None  # the version that it is loaded at then
         self._lease: Lease | None = None  # of this process's GPUs
+        self._closed = False
 
     # Data ---------------------------------------------------------------------------------------------------------
 
@@ -342,6 +344,21 @@ class RunContext:
     def rewards(self) -> RewardActor:
         return RewardActor.from_config(self.config.rewards)
 
+    def start_grading(self, version: int) -> None:
+        """Begin to start the grading processes, which takes seconds, while the first batch is sampled. Whoever grades
+        first waits for that, and meets again what went wrong with it. Rewards that grade many items at once may load a
+        model: they are made when they are needed."""
+        if version < self.config.steps and not any(is_batch(path) for path in self.config.rewards.paths):
+            threading.Thread(target=self._start_grading, name="rewards-starting", daemon=True).start()
+
+    def _start_grading(self) -> None:
+        try:
+            _ = self.rewards
+        except RewardError as error:
+            log.debug("the rewards could not be made ahead of the first grade: %s", error)
+        if self._closed:
+            self._end("rewards")
+
     @once
     def reference(self) -> ReferenceSession:
         return ReferenceSession(self)
@@ -369,14 +386,18 @@ class RunContext:
 
     def close(self) -> None:
         """End the engines of this process, and what it still does in the background."""
+        self._closed = True
         self.background.close(timeout=10.0)
         self.ahead.close()
         self.space.close(timeout=0.0)
         self.metric_log.close()
         self.forget_generator()
         for name in ("trainer", "reference", "rewards"):
-            if name in self.__dict__:
-                self.__dict__.pop(name).close()
+            self._end(name)
         self.weights.close()
         if self._lease:
             self._lease.close()
+
+    def _end(self, name: str) -> None:
+        if made := self.__dict__.pop(name, None):
+            made.close()

@@ -102,11 +102,12 @@ def test_a_real_run_reads_well_in_the_ui(
     monkeypatch.chdir(tmp_path)  # where the reward curve goes
     ahead: list[int] = []
     monkeypatch.setattr(RunContext, "load_trainer", lambda self, version: ahead.append(version))
+    monkeypatch.setattr(RunContext, "start_grading", lambda self, version: ahead.append(version))
     overrides = {"store": str(tmp_path), "steps": 2, "run.id": "reads-well", "grpo.beta": 0.1, "max_staleness": 1}
     state: Any = grpo({**TINY}, overrides, return_state=True)  # type: ignore[arg-type]
     assert state.is_completed(), state.message
     assert state.message == "2 training steps committed"
-    assert ahead == [0], "the trainer may load while the first batch is sampled"
+    assert ahead == [0, 0], "the trainer may load, and grading processes start, while the first batch is sampled"
     (worker,) = workers(open_store(str(tmp_path)), "reads-well")
     assert (worker.made, worker.ended, worker.failed) == (2, True, False)
     run = {"flow_runs": {"name": {"any_": ["reads-well"]}}}
