@@ -14,6 +14,8 @@ from pathlib import Path
 from flows.check import Check
 from forge_core.config import RunConfig
 from forge_core.devices import Placement, gpu_memory, place, visible_gpus
+from forge_core.gpu_leases import busy
+from forge_core.gpu_leases import lease as leased
 from forge_core.weights.host_cache import SHARED_MEMORY, VERSIONS
 
 GIB = 2**30
@@ -61,15 +63,20 @@ def _rocm() -> list[Check]:
 
 
 def _placement() -> Check:
-    """Where the roles of a configuration that says nothing about them would work."""
-    return Check("placement", True, described(place(RunConfig(), visible_gpus())))
+    """Where the roles of a configuration that says nothing about them would work now, and which GPUs are taken."""
+    gpus = visible_gpus()
+    taken = busy(gpus)
+    placement, lease = leased(gpus, lambda free: place(RunConfig(), free))
+    lease.close()
+    others = f" (processes of Forge have GPU {', '.join(taken)})" if taken else ""
+    return Check("placement", True, described(placement) + others)
 
 
 def described(placement: Placement) -> str:
     """Who works where, in words."""
     generator = [gpu for replica in placement.generator for gpu in replica]
     if placement.shared:
-        return f"generator, trainer and reference share GPU {generator[0]} (one GPU; generator.sharing)"
+        return f"generator, trainer and reference share GPU {generator[0]} (generator.sharing)"
     roles = {"generator": generator, "trainer": placement.trainer, "reference": placement.reference}
     on_gpus = [f"{role} on GPU {', '.join(gpus)}" for role, gpus in roles.items() if gpus]
     return "; ".join(on_gpus) or "generator, trainer and reference on the CPU"

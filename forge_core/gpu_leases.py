@@ -6,8 +6,9 @@ Invariants:
 - Of two that choose at the same time one waits for the other, so they do not choose the same free GPU.
 - A lock is named after the GPU itself where the driver knows it, whatever the process's ``*_VISIBLE_DEVICES`` calls it.
 
-Locks are in the temporary folder of this machine, a user's own: other users' processes, and those in containers, are
-not seen. Where that folder cannot be used, nobody is.
+Locks are files in the machine's shared memory, which no job has for itself and nobody tidies, as temporary folders; the
+folder is a user's own: other users' processes, and those in containers, are not seen. Where it cannot be used, or a
+process that is stopped while it chooses bars it, nobody is, and the log says so.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from forge_core.config.errors import ConfigError
 from forge_core.devices import Placement
-from forge_core.nvidia_smi import uuids
-from forge_core.weights.locks import exclusive, exclusive_if_free
+from forge_core.nvidia_smi import uuid_of
+from forge_core.weights.host_cache import SHARED_MEMORY
+from forge_core.weights.locks import POLL_S, exclusive_if_free
 
 log = logging.getLogger("forge")
+CHOOSING_S = 10.0
 Choose = Callable[[Sequence[str]], Placement]
 
 
@@ -40,8 +44,9 @@ class Lease:
         if not self.contested:
             return None
         return (
-            f"GPU {', '.join(self.contested)} is in use by another process of Forge too, for want of a free one: both "
-            "need memory there (generator.engine_args.gpu_memory_utilization), and both are slower"
+            f"another process of Forge has GPU {', '.join(self.contested)} too, for want of a free one: both need "
+            "memory there, and both are slower: wait for its end, or choose others with CUDA_VISIBLE_DEVICES (ROCm: "
+            "HIP_VISIBLE_DEVICES); vLLM's share of the memory is generator.engine_args.gpu_memory_utilization"
         )
 
     def close(self) -> None:
@@ -51,28 +56,61 @@ class Lease:
 def lease(gpus: Sequence[str], choose: Choose) -> tuple[Placement, Lease]:
     """What ``choose`` makes of those of ``gpus`` that no other process has, or of all of them, free ones first, where
     these are too few (or none). Raises ConfigError as ``choose``."""
-    if not gpus:
-        return choose(gpus), Lease(ExitStack(), ())
+    with _free(gpus) as free:
+        placement = _chosen(choose, [*free], [*free, *(gpu for gpu in gpus if gpu not in free)])
+        chosen = used(placement)
+        contested = tuple(gpu for gpu in gpus if gpu in chosen and gpu not in free)
+        return placement, Lease(_kept(free, chosen), contested)
+
+
+def lease_free(gpus: Sequence[str], count: int) -> tuple[tuple[str, ...], Lease]:
+    """The first ``count`` of ``gpus`` that nobody has, or all of these where they are fewer."""
+    with _free(gpus) as free:
+        chosen = tuple(free)[:count]
+        return chosen, Lease(_kept(free, chosen), ())
+
+
+def busy(gpus: Sequence[str]) -> tuple[str, ...]:
+    """Those of ``gpus`` that a process of Forge, this one included, has at this moment."""
+    with _free(gpus) as free:
+        return tuple(gpu for gpu in gpus if gpu not in free)
+
+
+@contextmanager
+def _free(gpus: Sequence[str]) -> Iterator[dict[str, ExitStack]]:
+    """The GPUs that nobody has, each with its lock, which ends with the context unless it is taken out of its stack."""
     with ExitStack() as looked:
         try:
-            free = _free(gpus, looked)
+            free = _locked(gpus, looked) if gpus else {}
         except OSError as error:
-            log.debug("GPUs are chosen without a look at who has them: %s", error)
-            return choose(gpus), Lease(ExitStack(), ())
-        placement = _chosen(choose, [*free], [*free, *(gpu for gpu in gpus if gpu not in free)])
-        chosen, held = used(placement), ExitStack()
-        for gpu in free.keys() & chosen:
-            held.push(free[gpu].pop_all())
-        return placement, Lease(held, tuple(gpu for gpu in gpus if gpu in chosen and gpu not in free))
+            log.warning("GPUs are chosen without a look at which of them other processes have: %s", error)
+            free = {gpu: ExitStack() for gpu in gpus}
+        yield free
 
 
-def _free(gpus: Sequence[str], looked: ExitStack) -> dict[str, ExitStack]:
-    """The GPUs that nobody has, each with its lock, which ends with ``looked`` unless it is taken out of its stack."""
-    folder, names = Path(tempfile.gettempdir()) / f"forge-gpus-{os.getuid()}", {gpu: _name(gpu) for gpu in gpus}
+def _locked(gpus: Sequence[str], looked: ExitStack) -> dict[str, ExitStack]:
+    home = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    folder, names = home / f"forge-gpus-{os.getuid()}", {gpu: _name(gpu) for gpu in gpus}
     folder.mkdir(mode=0o700, exist_ok=True)
-    looked.enter_context(exclusive(folder / "choosing"))
+    _wait_for(folder / "choosing", looked)
     locks = {gpu: looked.enter_context(ExitStack()) for gpu in gpus}
     return {gpu: lock for gpu, lock in locks.items() if lock.enter_context(exclusive_if_free(folder / names[gpu]))}
+
+
+def _wait_for(path: Path, looked: ExitStack) -> None:
+    """Hold ``path`` until ``looked`` ends. Raises TimeoutError when its holder, which needs no second, keeps it."""
+    deadline = time.monotonic() + CHOOSING_S
+    while not looked.enter_context(exclusive_if_free(path)):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"another process, which may be stopped, has {path} for more than {CHOOSING_S:g} s")
+        time.sleep(POLL_S)
+
+
+def _kept(free: Mapping[str, ExitStack], chosen: Collection[str]) -> ExitStack:
+    held = ExitStack()
+    for gpu in free.keys() & set(chosen):
+        held.push(free[gpu].pop_all())
+    return held
 
 
 def used(placement: Placement) -> set[str]:
@@ -90,5 +128,5 @@ def _chosen(choose: Choose, free: Sequence[str], ordered: Sequence[str]) -> Plac
 
 
 def _name(gpu: str) -> str:
-    known = uuids()
-    return known[int(gpu)] if gpu.isdigit() and int(gpu) < len(known) else gpu.replace("/", "_")
+    known = uuid_of(int(gpu)) if gpu.isdecimal() else None
+    return known or gpu.replace("/", "_")

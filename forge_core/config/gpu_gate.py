@@ -44,6 +44,12 @@ def machine_problems(config: RunConfig, placement: Placement) -> list[str]:
     return [problem for check in checks for problem in check(config, placement)]
 
 
+def check_leased(config: RunConfig, placement: Placement) -> None:
+    """Raise ConfigError for what the gate could not know: which GPUs other processes leave to the roles."""
+    if problems := _no_room_for_rewards(config, placement):
+        raise ConfigError(problems)
+
+
 def placement_warnings(config: RunConfig, placement: Placement) -> list[str]:
     return [*_shared_gpus(config, placement), *_nothing_overlaps(config, placement), *_one_process(config, placement)]
 
@@ -143,7 +149,7 @@ def _shared_gpus(config: RunConfig, placement: Placement) -> list[str]:
     if placement.shared and insist:
         listed = ", ".join(f"{key} {count}" for key, count in wanted.items())
         return [
-            f"with_gpus is true for {' and '.join(insist)}, but this machine has one GPU for all roles ({listed}): "
+            f"with_gpus is true for {' and '.join(insist)}, but there is one GPU for all roles ({listed}): "
             f"they share it (generator.sharing={config.generator.sharing})"
         ]
     if REFERENCE in insist and set(placement.reference) & set(placement.trainer):

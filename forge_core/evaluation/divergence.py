@@ -6,7 +6,9 @@ rounding of another kernel would be taken for a divergence. Equal weights give e
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from forge_core.config import RunConfig
@@ -18,18 +20,19 @@ from forge_core.gpu_leases import lease
 from forge_core.observability.memory import SETTINGS, memory_guard
 from forge_core.stop import StopToken
 
+log = logging.getLogger("forge")
+
 
 def kl_divergence(config: RunConfig, policy: Path, other: Path, episodes: Sequence[Episode], stop: StopToken) -> float:
     """KL(policy || other) in nats per token, from answers that ``policy`` sampled at ``eval.temperature``. (Greedy
     answers stand for no distribution: there the divergence at temperature 1 along them is given.)"""
     samples = [(e.prompt_ids, e.response_ids) for e in episodes if e.response_ids]
     placement, held = lease(visible_gpus(), lambda gpus: place(alone(config, "reference"), gpus))
-    device, thread = placement.device("ref_model"), EngineThread("divergence", config.training.threads)
-    try:
+    if held.warning:
+        log.warning(held.warning)
+    with closing(held), closing(EngineThread("divergence", config.training.threads)) as thread:
+        device = placement.device("ref_model")
         ours, theirs = (thread.call(_logprobs, device, config, folder, samples, stop) for folder in (policy, other))
-    finally:
-        thread.close()
-        held.close()
     pairs = zip([x for row in ours for x in row], [x for row in theirs for x in row], strict=True)
     return kl_estimate([b - a for a, b in pairs])
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_core.config import ConfigError, RunConfig
+from forge_core.config.gpu_gate import check_leased
 from forge_core.data.identity import prompt_digest
 from forge_core.data.prompts import Prompt, load_prompts, render
 from forge_core.data_model import SCHEMA_VERSION, GenerationRequest
@@ -238,6 +239,7 @@ class _Work:
         self._leases.enter_context(closing(held))
         if held.warning:
             log.warning(held.warning)
+        check_leased(self.config, placement)
         return placement
 
     @cached_property

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_core.config.gpu_gate import check_leased, placement_warnings
 from forge_core.data.curriculum import curriculum_of
 from forge_core.data.cursor import Cursor
 from forge_core.data.prompts import Prompt, PromptSet, load_prompts, render, split_holdout
@@ -112,7 +113,7 @@ class RunContext:
         self.ahead: ReadAhead[StepData] = ReadAhead()
         self.metric_log = MetricLog(store, record.run_id, record.created_at, record.config, role, self.shards)
         self.observers: list[Callable[[dict[str, Any]], None]] = [self._prefetch_weights, self.metric_log.commit]
-        self.note: Callable[[str], None] = log.info
+        self.note: Callable[[str], None] = log.warning  # which is shown
         self.background = BestEffort(limit_s=120.0, name="background")
         self.space = Space(store, count=self.config.alarms.bucket_gib is not None)
         w = self.config.weights
@@ -280,7 +281,14 @@ class RunContext:
         config = self.config if self.role is None else alone(self.config, self.role)
         if self.record.parent:
             config = sampling_nothing(config)
-        return self._leased(lambda gpus: place(config, gpus, nodes=node_count()))
+        choose: Choose = lambda gpus: place(config, gpus, nodes=node_count())
+        placement = self._leased(choose)
+        check_leased(config, placement)
+        known = placement_warnings(config, choose(visible_gpus()))  # the gate has told of these
+        for warning in placement_warnings(config, placement):
+            if warning not in known:
+                self.note(f"warning: {warning}")
+        return placement
 
     def _leased(self, choose: Choose) -> Placement:
         gpus = visible_gpus()
@@ -385,8 +393,15 @@ class RunContext:
             self._trainer_after_engine = None
 
     def close(self) -> None:
-        """End the engines of this process, and what it still does in the background."""
+        """End the engines of this process, and what it still does in the background; then its GPUs are free."""
         self._closed = True
+        try:
+            self._close()
+        finally:
+            if self._lease:
+                self._lease.close()
+
+    def _close(self) -> None:
         self.background.close(timeout=10.0)
         self.ahead.close()
         self.space.close(timeout=0.0)
@@ -395,8 +410,6 @@ class RunContext:
         for name in ("trainer", "reference", "rewards"):
             self._end(name)
         self.weights.close()
-        if self._lease:
-            self._lease.close()
 
     def _end(self, name: str) -> None:
         if made := self.__dict__.pop(name, None):

@@ -30,7 +30,7 @@ def exclusive(path: Path, stop: Stop | None = None) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(lock)
+        _release(lock)
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def exclusive_if_free(path: Path) -> Iterator[bool]:
         yield lock is not None
     finally:
         if lock is not None:
-            os.close(lock)
+            _release(lock)
 
 
 def shared(path: Path) -> int:
@@ -63,11 +63,13 @@ def is_held(path: Path) -> bool:
 
 
 def _try(path: Path) -> int | None:
-    lock = _open(path)
-    if _lock(lock) and _is_at(lock, path):
-        return lock
-    os.close(lock)
-    return None
+    lock, mine = _open(path), False
+    try:
+        mine = _lock(lock) and _is_at(lock, path)
+    finally:
+        if not mine:
+            os.close(lock)
+    return lock if mine else None
 
 
 def _open(path: Path) -> int:
@@ -80,6 +82,12 @@ def _lock(lock: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _release(lock: int) -> None:
+    """Closing alone would leave it to processes that were forked meanwhile."""
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
 
 
 def _is_at(lock: int, path: Path) -> bool:

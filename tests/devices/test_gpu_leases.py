@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 
-from forge_core import gpu_leases
+from forge_core import gpu_leases, nvidia_smi
 from forge_core.config import ConfigError, load_config
 from forge_core.devices import Placement, alone, place
 from forge_core.gpu_leases import Choose, lease, used
 from forge_core.runs.initialise import initialise
+from forge_core.weights.host_cache import SHARED_MEMORY
+from forge_core.weights.locks import exclusive
 from tests.runs.harness import memory, new_run
 
 FOUR = ("0", "1", "2", "3")
 HOLDER = """
-import sys, tempfile
-tempfile.tempdir = sys.argv[1]
+import sys
+from pathlib import Path
+from forge_core import gpu_leases, nvidia_smi
 from forge_core.devices import Placement
 from forge_core.gpu_leases import lease
+gpu_leases.SHARED_MEMORY = Path(sys.argv[1])
 placement, held = lease(sys.argv[2].split(","), lambda gpus: Placement(((),), tuple(gpus[:1]), ()))
 print(placement.trainer[0], flush=True)
 sys.stdin.read()
@@ -32,7 +38,7 @@ sys.stdin.read()
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(gpu_leases, "SHARED_MEMORY", tmp_path)
     return tmp_path
 
 
@@ -100,6 +106,7 @@ def test_where_no_locks_can_be_had_gpus_are_chosen_as_if_nobody_had_any(
         raise PermissionError(13, "Permission denied")
 
     if why == "no folder":
+        monkeypatch.setattr(gpu_leases, "SHARED_MEMORY", folder / "not there")
         monkeypatch.setattr(tempfile, "tempdir", str(folder / "not" / "there"))
     else:
         monkeypatch.setattr("forge_core.weights.locks._open", refused)
@@ -120,13 +127,100 @@ def test_only_the_gpus_of_its_roles_are_a_processes_own() -> None:
 
 @pytest.mark.fast
 def test_one_gpu_under_two_names_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_leases, "uuids", lambda: ("GPU-a", "GPU-b"))
+    monkeypatch.setattr(gpu_leases, "uuid_of", lambda index: ("GPU-a", "GPU-b")[index])
     first: Choose = lambda gpus: Placement(((),), tuple(gpus[:1]), ())
     _, one = lease(("0", "1"), first)
     placement, two = lease(("GPU-a", "GPU-b"), first)
     assert placement.trainer == ("GPU-b",)
     one.close()
     two.close()
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("cards", "order", "known"),
+    [
+        ("echo GPU-a, H200; echo GPU-b, H200", None, ("GPU-a", "GPU-b", None)),
+        ("echo GPU-a, T4; echo GPU-b, H200", None, (None, None, None)),  # CUDA's first is the faster one
+        ("echo GPU-a, T4; echo GPU-b, H200", "PCI_BUS_ID", ("GPU-a", "GPU-b", None)),
+        ("exit 9", None, (None, None, None)),
+    ],
+)
+def test_an_index_is_a_card_where_the_driver_counts_as_cuda_does(
+    cards: str, order: str | None, known: tuple[str | None, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver(folder, cards, monkeypatch)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    if order:
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    assert tuple(nvidia_smi.uuid_of(index) for index in range(3)) == known
+
+
+@pytest.mark.fast
+def test_a_driver_that_does_not_answer_is_asked_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver(folder, "exec sleep 20", monkeypatch)
+    monkeypatch.setattr(nvidia_smi, "ANSWER_S", 0.2)
+    assert nvidia_smi.uuids() == ()
+    assert "nvidia-smi has not answered within 0 s" in caplog.text
+    monkeypatch.setattr(nvidia_smi, "ANSWER_S", 20.0)
+    driver(folder, "echo GPU-a, H200", monkeypatch)
+    assert nvidia_smi.uuids() == ("GPU-a",)
+
+
+def driver(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ``nvidia-smi`` that says what it is told to, and that nobody has asked yet."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    nvidia_smi._answered.cache_clear()
+    monkeypatch.setattr(nvidia_smi, "_answered", cache(nvidia_smi._answered.__wrapped__))
+
+
+@pytest.mark.fast
+def test_who_is_stopped_while_choosing_keeps_nobody_waiting(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gpu_leases, "CHOOSING_S", 0.1)
+    _, one = lease(FOUR, placing(role="trainer"))
+    with exclusive(next(folder.glob("forge-gpus-*")) / "choosing"):
+        placement, two = lease(FOUR, placing(role="trainer"))
+    assert placement.trainer == ("0",), "as if nobody had any"
+    assert "GPUs are chosen without a look" in caplog.text
+    assert "/choosing for more than 0.1 s" in caplog.text
+    two.close()
+    assert gpu_leases.busy(FOUR) == ("0",)
+    one.close()
+
+
+@pytest.mark.fast
+def test_what_is_given_back_is_free_though_a_forked_process_has_it_too() -> None:
+    _, one = lease(FOUR, placing(role="trainer"))
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    try:
+        assert gpu_leases.busy(FOUR) == ("0",)
+        one.close()
+        assert gpu_leases.busy(FOUR) == ()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.fast
+def test_a_lock_outlives_those_who_tidy_temporary_folders() -> None:
+    monkeypatched, gpu_leases.SHARED_MEMORY = gpu_leases.SHARED_MEMORY, SHARED_MEMORY
+    try:
+        _, held = lease(["test-of-locks"], lambda gpus: Placement(((),), tuple(gpus), ()))
+        file = SHARED_MEMORY / f"forge-gpus-{os.getuid()}" / "test-of-locks"
+        assert file.exists()
+        held.close()
+        file.unlink()
+    finally:
+        gpu_leases.SHARED_MEMORY = monkeypatched
 
 
 @pytest.mark.server
@@ -165,10 +259,67 @@ def test_runs_say_which_gpus_they_share_and_give_them_back(monkeypatch: pytest.M
         run.note = notes.append
     assert [used(run.placement) for run in runs] == [{"0", "1"}, {"2"}, {"0", "1"}]
     assert notes[0] == "generator and trainer share GPU 2: other processes of Forge have the rest"
-    assert notes[1].startswith("GPU 0, 1 is in use by another process of Forge too")
+    assert notes[1].startswith("another process of Forge has GPU 0, 1 too")
     assert len(notes) == 2
     for run in runs:
         run.close()
     _, held = lease(("0", "1"), placing())
     assert held.contested == ()
     held.close()
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("runs.context", "devices", "config.gpu_gate", "evaluation.evaluating"):
+        monkeypatch.setattr(f"forge_core.{module}.visible_gpus", lambda: FOUR)
+
+
+@pytest.mark.fast
+def test_what_the_gate_says_of_a_placement_is_said_of_the_one_that_is_left(four_gpus: None) -> None:
+    insists = placing("grpo.beta=0.1", "services.ref_model.with_gpus=true")
+    assert len(used(insists(FOUR))) == 3
+    _, others = lease(FOUR, lambda gpus: Placement(((),), tuple(gpus[:2]), ()))
+    notes: list[str] = []
+    run = new_run(memory(), "grpo.beta=0.1", "services.ref_model.with_gpus=true")
+    run.note = notes.append
+    assert run.placement == Placement((("2",),), ("3",), ("3",))
+    assert notes == [
+        "warning: services.ref_model.with_gpus is true, but no GPU is left for it: the reference shares the trainer's"
+    ]
+    run.close()
+    others.close()
+    alone = new_run(memory(), "grpo.beta=0.1", "services.ref_model.with_gpus=true")
+    alone.note = notes.append
+    assert alone.placement.reference == ("2",)
+    alone.close()
+    assert len(notes) == 1
+
+
+@pytest.mark.fast
+def test_a_reward_model_is_not_left_on_a_gpu_that_the_lease_gives_to_vllm(
+    four_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = f"{{name: reward_model, model: {tmp_path}, device: 'cuda:2'}}"
+    run = new_run(
+        memory(), "grpo.beta=0", "generator.backend=vllm", "generator.engine_args.gpu_memory_utilization=0.95",
+        f"rewards.functions=[{model}]",
+    )  # fmt: skip
+    _, others = lease(FOUR, lambda gpus: Placement(((),), tuple(gpus[:2]), ()))
+    with pytest.raises(ConfigError, match=r"reward_model is on cuda:2, where vLLM takes 95%.*set its device to cuda:0"):
+        run.placement  # noqa: B018
+    run.close()
+    assert gpu_leases.busy(FOUR) == ("0", "1"), "what it was given is free again"
+    others.close()
+
+
+@pytest.mark.fast
+def test_news_of_a_run_are_shown_where_nobody_shows_them(four_gpus: None, caplog: pytest.LogCaptureFixture) -> None:
+    """As in a role, which has no display of its own."""
+    _, others = lease(FOUR, lambda gpus: Placement(((),), tuple(gpus), ()))
+    run = new_run(memory())
+    assert used(run.placement) == {"0", "1"}
+    assert [r.levelname for r in caplog.records if "another process of Forge has GPU 0, 1 too" in r.message] == [
+        "WARNING"
+    ]
+    run.close()
+    others.close()

@@ -191,12 +191,13 @@ def test_the_first_characters_of_a_uuid_stand_for_it(
 ) -> None:
     """CUDA takes them, vLLM wants all."""
     driver = tmp_path / "nvidia-smi"
-    driver.write_text(f"#!/bin/sh\necho {ONE}\necho {TWO}\n")
+    driver.write_text(f"#!/bin/sh\necho {ONE}, H200\necho {TWO}, H200\n")
     driver.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
     monkeypatch.setattr("forge_core.devices.DRIVERS", ("null",))  # a device that is there
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr(nvidia_smi, "uuids", nvidia_smi.uuids.__wrapped__)  # not what another test's driver said
+    # not what another test's driver said
+    monkeypatch.setattr(nvidia_smi, "_answered", nvidia_smi._answered.__wrapped__)
     assert visible_gpus() == found
     assert torch_device(found[1]) == "cuda:1"

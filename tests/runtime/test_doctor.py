@@ -8,6 +8,7 @@ import pytest
 from flows import doctor, doctor_engines
 from flows.check import Check
 from flows.doctor import healthy, report
+from forge_core import gpu_leases
 from forge_core.config import RunConfig
 from forge_core.devices import place
 
@@ -104,13 +105,26 @@ def test_a_bare_source_tree_is_told_to_install_itself(monkeypatch: pytest.Monkey
     ("gpus", "said"),
     [
         ((), "generator, trainer and reference on the CPU"),
-        (("3",), "generator, trainer and reference share GPU 3 (one GPU; generator.sharing)"),
+        (("3",), "generator, trainer and reference share GPU 3 (generator.sharing)"),
         (("0", "1"), "generator on GPU 0; trainer on GPU 1; reference on GPU 1"),
         (("0", "1", "2"), "generator on GPU 0; trainer on GPU 1; reference on GPU 2"),
     ],
 )
 def test_it_says_which_role_would_work_where(gpus: tuple[str, ...], said: str) -> None:
     assert doctor_engines.described(place(RunConfig(), gpus)) == said
+
+
+def test_it_says_which_gpus_others_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_leases, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(doctor_engines, "visible_gpus", lambda: ("0", "1", "2"))
+    own = "generator on GPU 0; trainer on GPU 1; reference on GPU 2"
+    assert doctor_engines._placement().detail == own
+    _, held = gpu_leases.lease_free(("0",), 1)
+    assert doctor_engines._placement().detail == (
+        "generator on GPU 1; trainer on GPU 2; reference on GPU 2 (processes of Forge have GPU 0)"
+    )
+    held.close()
+    assert doctor_engines._placement().detail == own
 
 
 def test_a_package_that_is_there_and_cannot_be_imported_is_not_good(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from forge_core import gpu_leases
 from forge_core.processes import ChildGroup
 from forge_core.services import (
     ActorDied,
@@ -602,13 +603,24 @@ def test_routers_choose_among_the_healthy() -> None:
     assert assigned == {"a": 2}
 
 
-def test_gpus_are_given_out_once_and_taken_back() -> None:
-    pool = GpuPool(lambda: ["3", "1", "10"])
-    assert pool.take(2) == ("3", "1")
-    with pytest.raises(RuntimeError, match="Not enough GPUs available: 2 wanted, 1 free"):
+def test_gpus_are_given_out_once_and_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_leases, "SHARED_MEMORY", tmp_path)
+    pool, of_another_process = GpuPool(lambda: ["3", "1", "10"]), GpuPool(lambda: ["1", "3", "10"])
+    assert pool.take(1) == ("3",)
+    assert pool.take(1) == ("1",)
+    with pytest.raises(RuntimeError, match=r"Not enough GPUs available: 2 wanted, 1 free$"):
         pool.take(2)
+    with pytest.raises(RuntimeError, match=r"2 wanted, 1 free \(2 in use by other processes of Forge"):
+        of_another_process.take(2)
+    assert of_another_process.take(0) == ()
     pool.release(("3",))
+    pool.release(())
+    assert of_another_process.take(1) == ("3",)
+    of_another_process.release(("3",))
     assert pool.take(2) == ("3", "10")
+    assert gpu_leases.busy(("10", "3", "2")) == ("10", "3")
+    pool.release(("3", "10"))
+    pool.release(("1",))
 
 
 def test_rates_and_latencies_of_nothing_are_nothing() -> None:
