@@ -62,14 +62,15 @@ def _columns(samples: Sequence[Sample], length: int, device: torch.device) -> di
         flat = [v for part in values for v in part]
         return torch.tensor([flat + [padding] * (length - len(flat))], dtype=dtype, device=device)
 
+    logprobs_of = lambda column: [] if column is None else column[1:]
     lengths = [len(s.tokens) - 1 for s in samples]
     return {
         "inputs": row([s.tokens[:-1] for s in samples], torch.int64),
         "targets": row([s.tokens[1:] for s in samples], torch.int64),
         "mask": row([s.loss_mask[1:] for s in samples], torch.float32),
         "weights": row([s.weights[1:] for s in samples], torch.float32),
-        "generator": row([(s.generator_logprobs or [])[1:] for s in samples], torch.float32),
-        "reference": row([(s.ref_logprobs or [])[1:] for s in samples], torch.float32),
+        "generator": row([logprobs_of(s.generator_logprobs) for s in samples], torch.float32),
+        "reference": row([logprobs_of(s.ref_logprobs) for s in samples], torch.float32),
         "positions": row([list(range(n)) for n in lengths], torch.int64),
         "documents": row([[i] * n for i, n in enumerate(lengths)], torch.int64, -1),
     }

@@ -101,7 +101,7 @@ def data_sets(tokens: int, longest: int, vocab: int) -> dict[str, list[Sample]]:
 
 
 def totals_of(samples: list[Sample]) -> Totals:
-    return Totals(sum(sum(s.loss_mask) for s in samples), len(samples))
+    return Totals(sum(int(sum(s.loss_mask)) for s in samples), len(samples))
 
 
 def trainer_of(folder: Path, device: str, **settings: Any) -> TitanTrainer:
@@ -210,8 +210,8 @@ def _reference_logprobs(
 ) -> list[list[float]]:
     model = ReferenceModel(folder, token_budget=1024, seq_len=300, dtype=dtype, device=device, compile=compiled)
     model.setup()
-    cut = [s.loss_mask.index(True) for s in samples]
-    return model.forward([(s.tokens[:n], s.tokens[n:]) for s, n in zip(samples, cut, strict=True)], 0.9)
+    rows = [(list(map(int, s.tokens)), list(s.loss_mask).index(True)) for s in samples]  # of lists or arrays
+    return model.forward([(tokens[:prompt], tokens[prompt:]) for tokens, prompt in rows], 0.9)
 
 
 def timed(step: Callable[[], Any], device: torch.device, warmups: int, steps: int) -> dict[str, float]:

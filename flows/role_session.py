@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -93,6 +94,8 @@ class RoleSession:
 
     def open(self) -> None:
         """Wait for the run, check that this process can work on it, and show the others that it does."""
+        if not self._store.exists(layout.run_json(self.run.run_id)):
+            self._say(f"waiting for run {self.run.run_id} to be created in {self._store.uri}")
         self._store.wait_for(layout.run_json(self.run.run_id), timeout_s=START_WAIT_S, stop=self.stop)
         record = load_run(self._store, self.run.run_id)
         for warning in check_role(self._store, record, self.role):
@@ -109,6 +112,10 @@ class RoleSession:
         beat_s = timeout_s / BEATS
         self._heartbeat = Heartbeat(self._store, self.run.run_id, self.role, self.name, every_s=beat_s)
         self._heartbeat.__enter__()
+
+    def _say(self, what: str) -> None:
+        """Tell whoever looks at this process: a role has no display of its own."""
+        print(f"{self.role}: {what}", file=sys.stderr, flush=True)
 
     @property
     def context(self) -> RunContext:
@@ -134,6 +141,7 @@ class RoleSession:
             found = self.wait_until(lambda: look() or self.frontier.finished())
             if found is not True:
                 self.heartbeat.doing(str(found))
+                self._say(str(found))
                 yield found
         self.finish(0)
 

@@ -109,8 +109,16 @@ def _handler(folder: Path, role: str) -> logging.Handler:
     _make_private(folder)
     _prune(folder, role)
     handler = RotatingFileHandler(folder / f"{role}-{os.getpid()}.log", maxBytes=LIMIT, backupCount=BACKUPS)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(task)s%(message)s"))
+    handler.addFilter(_name_task)
     return handler
+
+
+def _name_task(record: logging.LogRecord) -> bool:
+    """Prefect's records say "Finished in state Completed()", and of which task in a field of their own."""
+    name = getattr(record, "task_run_name", None)
+    record.task = f"{name}: " if name else ""
+    return True
 
 
 def _prune(folder: Path, role: str) -> None:

@@ -167,6 +167,8 @@ def _without_server(store: Store, run_id: str, outage: httpx.HTTPError) -> int:
 
 def final_status(state: Any, store: Store, run_id: str) -> int:
     if state.is_completed():
+        if said := role_ended(state):
+            print(said, file=sys.stderr)
         return 0
     if state.is_cancelled() or state.is_cancelling() or state.name == "Preempted":
         print(state.message, file=sys.stderr)
@@ -179,6 +181,12 @@ def final_status(state: Any, store: Store, run_id: str) -> int:
         file=sys.stderr,
     )
     return FAILED
+
+
+def role_ended(state: Any) -> str | None:
+    """What a role says at its end: unlike a run it shows nothing while it works."""
+    role, separator, _ = (state.message or "").partition(": ")
+    return state.message if separator and role in ROLES else None
 
 
 def _code_hint(store: Store, run_id: str) -> str:

@@ -23,7 +23,7 @@ def unknown_key(path: str, value: Any = None) -> list[str]:
     if reason := reason_for(path):
         return [f"{path}: unknown key: there is none of this meaning: {reason}"]
     found = suggestions(path)
-    if isinstance(value, Mapping) and value and not any(set(children(key)) & set(value) for key in found):
+    if isinstance(value, Mapping) and value and not any(set(value) <= set(children(key)) for key in found):
         return [line for name, inner in value.items() for line in unknown_key(f"{path}.{name}", inner)]
     if path in key_fields():  # only a dotted name in a file is both unknown and known
         section, _, leaf = path.partition(".")

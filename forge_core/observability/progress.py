@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import count
@@ -22,6 +23,7 @@ from rich.table import Table
 
 Entry = Mapping[str, Any]
 
+EVALUATED = {"eval/reward/mean", "validation/loss"}
 TABLE_ROWS = 12
 WINDOW = 10  # steps over which speed is averaged
 
@@ -142,13 +144,20 @@ def steps_table(
 
 
 def thinned(entries: Sequence[Entry], rows: int) -> tuple[list[Entry], int]:
-    """The first, the last, and those whose step (from 1) ``n`` divides, with the smallest round ``n`` that leaves no
-    more than ``rows``; and ``n``."""
+    """The first, the last, and every ``n``-th, with the smallest round ``n`` that leaves no more than ``rows``; and
+    ``n``. Steps (from 1) that ``n`` divides, or those as far from them as most steps with an evaluation are."""
     for n in (digit * 10**zeros for zeros in count() for digit in (1, 2, 5)):
-        shown = [e for e in entries if (e["batch"] + 1) % n == 0 or e is entries[0] or e is entries[-1]]
+        offset = _offset(entries, n)
+        shown = [e for e in entries if (e["batch"] + 1) % n == offset or e is entries[0] or e is entries[-1]]
         if len(shown) <= rows:
             return shown, n
     raise AssertionError("a large n leaves two")
+
+
+def _offset(entries: Sequence[Entry], n: int) -> int:
+    evaluated = [e for e in entries[1:-1] if EVALUATED & e.get("metrics", {}).keys()]
+    offsets = Counter((e["batch"] + 1) % n for e in evaluated)
+    return max(offsets, key=lambda offset: (offsets[offset], -offset), default=0)
 
 
 def spread(entries: Sequence[Entry], rows: int) -> list[Entry]:
@@ -168,8 +177,16 @@ def _title(entries: Sequence[Entry]) -> str:
         return "no training step was committed"
     tokens = sum(e["tokens"] for e in entries)
     oldest = max(e["max_age"] for e in entries)
-    wall = (_time(entries[-1]["finished_at"]) - _time(entries[0]["started_at"])).total_seconds()
+    wall = sum(_worked(entries[i - 1] if i else None, entry) for i, entry in enumerate(entries))
     return f"{len(entries)} steps, {tokens:,} tokens, oldest episode {oldest} steps behind, {duration(wall)}"
+
+
+def _worked(before: Entry | None, entry: Entry) -> float:
+    """Seconds to ``entry`` from the one before, or from its start where another process had made that: a run that was
+    stopped for a night has not worked then."""
+    resumed = before is None or before.get("attempt") != entry.get("attempt")
+    start = entry["started_at"] if before is None or resumed else before["finished_at"]
+    return (_time(entry["finished_at"]) - _time(start)).total_seconds()
 
 
 def seconds_of(entry: Entry) -> float:

@@ -33,6 +33,9 @@ class Rollout:
     shard: int
     version: int
 
+    def __str__(self) -> str:
+        return f"samples batch {self.batch}, shard {self.shard}"
+
     def claims(self, run_id: str) -> str:
         return layout.claims(run_id, self.batch, self.round, self.shard)
 
@@ -44,6 +47,9 @@ class Evaluation:
     version: int
     weights: str
 
+    def __str__(self) -> str:
+        return f"evaluates version {self.version}"
+
     def claims(self, run_id: str) -> str:
         return layout.evaluation_claims(run_id, self.version, self.weights)
 
@@ -53,6 +59,9 @@ class Scoring:
     """A sampled shard to grade."""
 
     episodes: ShardRef
+
+    def __str__(self) -> str:
+        return f"grades batch {self.episodes.batch}, shard {self.episodes.shard}"
 
     def claims(self, run_id: str) -> str:
         return layout.rewards_claims(run_id, self.episodes.batch, self.episodes.round, self.episodes.shard)
@@ -64,6 +73,9 @@ class Referencing:
 
     batch: int
     episodes: ShardRef | list[ShardRef]
+
+    def __str__(self) -> str:
+        return f"computes reference log-probabilities of batch {self.batch}"
 
     def claims(self, run_id: str) -> str:
         if isinstance(self.episodes, list):  # it has one claim, whichever of its shards are still missing
@@ -87,6 +99,9 @@ class Step:
     """A training step to take."""
 
     batch: int
+
+    def __str__(self) -> str:
+        return f"trains on batch {self.batch}"
 
 
 class Frontier:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 import threading
 import time
 import uuid
@@ -38,6 +39,7 @@ READERS = 32  # small objects that are read at a time: what they take is waiting
 WRITERS = 8  # files of one object that are written at a time
 _PROBED: set[str] = set()
 _PROBE_LOCK = threading.Lock()
+_SCHEME = re.compile(r"(s3|file|memory):(/?[^/].*)")  # which lacks a slash or two
 
 
 class Stop(Protocol):
@@ -65,6 +67,11 @@ def open_store(uri: str, *, probe: bool = True) -> Store:
 def _backend(uri: str) -> Backend:
     scheme, separator, rest = uri.partition("://")
     if not separator:
+        if mistyped := _SCHEME.match(uri):  # a folder of that name would be the machine's, and lost with it
+            raise StoreError(
+                f"store {uri!r}: a store's address has two slashes: write {mistyped[1]}://{mistyped[2].lstrip('/')}, "
+                f"or ./{uri} for a folder of that name"
+            )
         return LocalBackend(Path(uri).expanduser())
     if scheme == "file":
         if not rest.startswith("/"):

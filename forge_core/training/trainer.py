@@ -246,7 +246,10 @@ class TitanTrainer:
         self.clear_gradients()
         found = norm.item()  # the device has all of the step by now
         if not math.isfinite(found):
-            raise RuntimeError(f"optimizer step {self.step} has gradient norm {found}: nothing was changed")
+            raise RuntimeError(
+                f"optimizer step {self.step} has gradient norm {found}: nothing was changed; a loss or an advantage "
+                "that is not finite makes such a gradient (the loss is loss.name, or loss.path)"
+            )
         self.step += 1
         return OptimStepResult(self.step, rate, found)
 

@@ -32,22 +32,38 @@ class CustomLoss(Loss):
         self._function, self._path = function, path
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """Raises ConfigError, naming ``loss.path``, for a result that is no pair of a scalar tensor and metrics."""
-        result = self._function(*tensors)
-        if _is_loss_and_metrics(result):
-            return result
-        raise ConfigError(
-            [
-                f"loss.path: {self._path} returned {described(result)}; it must return (loss, metrics): a tensor of "
-                "one number, and a mapping of names to numbers or scalar tensors, which may be empty: return loss, {}"
-            ]
-        )
+        """Raises ConfigError, naming ``loss.path``, for a result that is no pair of a scalar tensor with a gradient and
+        metrics. What the function itself raises has a note that names it."""
+        try:
+            result = self._function(*tensors)
+        except Exception as error:  # the formula is the user's code
+            error.add_note(f"raised by the loss {self._path} (loss.path)")
+            raise
+        if wrong := _wrong(result, tensors[0].requires_grad):
+            raise ConfigError(
+                [
+                    f"loss.path: {self._path} returned {wrong}; it must return (loss, metrics): a tensor of one "
+                    "number, and a mapping of names to numbers or scalar tensors, which may be empty: return loss, {}"
+                ]
+            )
+        return result
 
 
-def _is_loss_and_metrics(result: Any) -> bool:
+def _wrong(result: Any, trains: bool) -> str | None:
+    """What is wrong with what a loss returned; None: nothing. ``trains``: whether a gradient is wanted."""
     if not isinstance(result, (tuple, list)) or len(result) != 2:
-        return False
-    return isinstance(result[0], Tensor) and result[0].numel() == 1 and isinstance(result[1], Mapping)
+        return described(result)
+    loss, metrics = result
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not isinstance(metrics, Mapping):
+        return described(result)
+    if trains and not loss.requires_grad:
+        return "a loss that does not depend on the logits (it has no gradient)"
+    for name, value in metrics.items():
+        if not isinstance(name, str):
+            return f"a metric whose name is {name!r}"
+        if not (value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)):
+            return f"{described(value)} as the metric {name!r}"
+    return None
 
 
 def load_custom_loss(path: str, options: dict[str, Any]) -> PolicyLoss | CustomLoss:
