@@ -68,9 +68,10 @@ def _backend(uri: str) -> Backend:
     scheme, separator, rest = uri.partition("://")
     if not separator:
         if mistyped := _SCHEME.match(uri):  # a folder of that name would be the machine's, and lost with it
+            scheme, rest = mistyped[1], mistyped[2].lstrip("/")
+            meant = f"file:///{rest}" if scheme == "file" else f"{scheme}://{rest}"
             raise StoreError(
-                f"store {uri!r}: a store's address has two slashes: write {mistyped[1]}://{mistyped[2].lstrip('/')}, "
-                f"or ./{uri} for a folder of that name"
+                f"store {uri!r}: a store's address has two slashes: write {meant}, or ./{uri} for a folder of that name"
             )
         return LocalBackend(Path(uri).expanduser())
     if scheme == "file":

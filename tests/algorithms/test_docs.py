@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from forge_core.algorithms.losses import CORRECTIONS, LOSSES, PolicyLoss, build_loss, check_loss
+from forge_core.algorithms.losses.custom import CustomLoss
 from forge_core.algorithms.losses.probe import probe
 from forge_core.config import ConfigError, load_config
 from forge_core.config.keys import choices, key_fields
@@ -155,6 +156,41 @@ def test_a_custom_loss_that_cannot_be_used_says_why(
     with pytest.raises(ConfigError) as caught:
         build_loss(config)
     assert message in str(caught.value).replace(f"{tmp_path}/", "")
+
+
+PLAIN = {
+    "logits.sum()": r"returned a tensor of shape \(\); it must return \(loss, metrics\)",
+    "logits.sum(-1), {}": r"returned \(a tensor of shape \(2, 3\), a dict\); it must",
+    "logits.detach().sum(), {}": r"returned a loss that does not depend on the logits \(it has no gradient\); it must",
+    "logits.sum(), {'said': 'hello'}": "returned a str as the metric 'said'; it must",
+    "logits.sum(), {'each': logits}": r"returned a tensor of shape \(2, 3, 4\) as the metric 'each'; it must",
+    "logits.sum(), {3: 1.0}": "returned a metric whose name is 3; it must",
+}
+
+
+@pytest.mark.parametrize("returned", PLAIN)
+def test_what_an_ordinary_function_returns_is_checked(returned: str) -> None:
+    function = eval(f"lambda logits, *others: ({returned})")
+    logits = torch.zeros(2, 3, 4, requires_grad=True)
+    with pytest.raises(ConfigError, match=rf"loss\.path: mine\.py:f {PLAIN[returned]}"):
+        CustomLoss(function, "mine.py:f")(logits, *[torch.zeros(2, 3)] * 5)
+
+
+def test_what_an_ordinary_function_may_return() -> None:
+    logits = torch.ones(2, 3, 4, requires_grad=True)
+    loss, metrics = CustomLoss(lambda logits, *_: (logits.sum(), {"a": 1, "b": logits.mean()}), "f")(logits)
+    assert (loss.item(), metrics["a"], metrics["b"].item()) == (24.0, 1, 1.0)
+    with torch.no_grad():
+        CustomLoss(lambda logits, *_: (logits.sum(), {}), "f")(logits.detach())
+
+
+def test_what_an_ordinary_function_raises_names_it() -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("oops")
+
+    with pytest.raises(RuntimeError, match="oops") as caught:
+        CustomLoss(failing, "mine.py:f")(torch.zeros(1))
+    assert caught.value.__notes__ == ["raised by the loss mine.py:f (loss.path)"]
 
 
 RETURNING = {

@@ -168,3 +168,16 @@ def test_a_section_that_is_one_of_several_is_told_apart_by_its_name(loss, messag
     found = problems({"loss": loss})
     assert len(found) == 1
     assert message in found[0]
+
+
+def test_a_section_of_which_only_some_keys_are_ours_is_explained_key_by_key():
+    old = {"trainer": {"training": {"seq_len": 64, "steps": 7, "gc_freq": 1}, "optimizer": {"lr": 1e-5}}}
+    with pytest.raises(ConfigError) as caught:
+        load_config(old)
+    assert caught.value.problems == [
+        "trainer.training.seq_len: unknown key: did you mean training.seq_len?",
+        "trainer.training.steps: unknown key: did you mean steps?",
+        "trainer.training.gc_freq: unknown key: there is none of this meaning: "
+        "Python's garbage collector is left alone",
+        "trainer.optimizer.lr: unknown key: did you mean training.learning_rate?",
+    ]

@@ -89,7 +89,15 @@ def test_roles_over_s3_in_any_order_make_the_run_of_one_flow_bit_for_bit(
     late = [role(name) for name in ("trainer", "reference", "generator")]
     for forge in (*early, *late):
         assert forge.wait() == 0, forge.output
+        assert forge.printed(r"\n(scorer|generator|trainer|reference): the run is finished\n"), forge.output
+    assert early[0].printed(r"\nscorer: grades batch 0, shard 0\n"), early[0].output
+    assert late[0].printed(r"\ntrainer: trains on batch 0\n"), late[0].output
     check_finished(store, one_flow)
+
+
+def test_a_role_of_a_run_that_is_not_there_says_that_it_waits_for_it(start: Start, tmp_path: Path) -> None:
+    ghost = start("role", "scorer", "gohst", "--store", tmp_path / "none")
+    ghost.wait_until(lambda: ghost.printed(r"\nscorer: waiting for run gohst to be created in file://"))
 
 
 def test_roles_that_are_killed_preempted_or_started_twice_change_nothing(

@@ -81,12 +81,34 @@ def test_the_table_shows_first_and_last_step_and_the_totals() -> None:
 
 
 def test_rows_that_are_left_out_are_said_and_the_others_are_in_round_steps() -> None:
-    rows, shown = table_of(53)
-    assert [row[0] for row in rows] == ["1", "5", "10", "15", "20", "25", "30", "35", "40", "45", "50", "53"]
+    out, text = console(terminal=False)
+    out.print(closing_table([entry(batch) for batch in range(53)], "run-7"))
+    shown = text.getvalue()
+    steps = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]
+    assert steps == ["1", "5", "10", "15", "20", "25", "30", "35", "40", "45", "50", "53"]
     assert "a row every 5 steps, the first and the last; all 53: forge ledger run-7" in shown
     rows, shown = table_of(12)
     assert [row[0] for row in rows] == [str(step) for step in range(1, 13)]
     assert "forge ledger" not in shown
+
+
+def test_rows_are_those_with_an_evaluation() -> None:
+    """Evaluations of a run with ``max_staleness`` come some steps later than round ones."""
+    rows, shown = table_of(100)
+    assert [row[0] for row in rows] == ["1", "11", "21", "31", "41", "51", "61", "71", "81", "91", "100"]
+    assert "-" not in [row[2] for row in rows[:-1]]
+    assert "a row every 10 steps, the first and the last; all 100" in shown
+
+
+def test_a_run_that_rested_for_a_night_has_not_worked_then() -> None:
+    entries = learning_run(4)
+    for e in entries[2:]:
+        e["attempt"] = "the next morning"
+        for key in ("started_at", "finished_at"):
+            e[key] = e[key].replace("2026-01-01", "2026-01-02")
+    out, text = console(terminal=False)
+    out.print(closing_table(entries, "run-7"))
+    assert "4 steps, 16,384 tokens, oldest episode 1 steps behind, 0:07" in text.getvalue()
 
 
 @pytest.mark.parametrize("steps", [1, 13, 24, 100, 1999, 10_000])

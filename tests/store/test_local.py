@@ -110,3 +110,22 @@ def test_a_file_that_is_given_away_on_another_file_system_is_copied(tmp_path: Pa
     monkeypatch.setattr(os, "link", no_link)
     (file,) = store.upload("a/", {"x": given}, given=True)
     assert store.read(file.key) == b"weights"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("s3:/bucket/forge", "s3://bucket/forge"),
+        ("s3:bucket", "s3://bucket"),
+        ("memory:x", "memory://x"),
+        ("file:/data/forge", "file:///data/forge"),
+    ],
+)
+def test_a_mistyped_address_is_no_folder(
+    given: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match=f"store '{given}': a store's address has two slashes: write {meant}, or"):
+        open_store(given)
+    assert list(tmp_path.iterdir()) == []
+    assert open_store(f"./{given}").uri == f"file://{tmp_path}/{given}"

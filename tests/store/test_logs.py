@@ -36,6 +36,14 @@ def test_a_process_logs_into_the_file_of_its_run_and_role_while_it_works_on_it()
     assert "of no run" not in file.read_text()
 
 
+def test_a_line_of_prefect_says_of_which_task_it_is() -> None:
+    mine = ProcessLog("first", "scorer")
+    logging.getLogger("prefect.task_runs").warning("Finished", extra={"task_run_name": "score b=3 shard=0"})
+    mine.close()
+    (file,) = log_files("first", "scorer")
+    assert "WARNING prefect.task_runs: score b=3 shard=0: Finished" in file.read_text()
+
+
 def test_engines_logs_are_those_of_the_process_and_of_the_role_whose_work_they_do() -> None:
     for name in ("vllm-0.log", "trainer-0.log"):
         (engine_logs("first", None) / name).write_text("x")
