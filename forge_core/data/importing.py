@@ -20,6 +20,7 @@ import inspect
 import os
 import sys
 import sysconfig
+from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -29,6 +30,7 @@ from typing import Any
 CODE_PATH = "FORGE_CODE_PATH"
 FORGE = Path(__file__).resolve().parents[2]
 OWN_PACKAGES = ("forge_core", "tasks", "flows")
+_PLAIN = (float, int, bool, str)
 
 
 class ObjectPathError(ValueError):
@@ -57,6 +59,22 @@ def misfit(function: Any, /, *arguments: Any, **keywords: Any) -> TypeError | No
         return None
     except TypeError as error:
         return error
+    return None
+
+
+def mistyped(function: Any, options: Mapping[str, Any]) -> str | None:
+    """Which of the ``options`` is not of the plain type (float, int, bool, str) that ``function`` declares for it, in
+    words without its value, which may be a secret. References to variables may stand for anything."""
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters
+    except Exception:  # annotations are the user's code; a signature may be missing
+        return None
+    for name, value in options.items():
+        wanted = parameters[name].annotation if name in parameters else None
+        if wanted not in _PLAIN or (isinstance(value, str) and "${" in value):
+            continue
+        if not isinstance(value, (int, float) if wanted is float else wanted):
+            return f"{name} is of type {type(value).__name__}, and declared as {wanted.__name__}"
     return None
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from forge_core.data.importing import ObjectPathError, load_object, misfit, source_file
+from forge_core.data.importing import ObjectPathError, load_object, misfit, mistyped, source_file
 from forge_core.redaction import redact
 from forge_core.rewards.grading import BatchReward, Grade, Spec
 
@@ -133,7 +133,8 @@ def check_own(spec: Spec) -> None:
     is called, only its file imported."""
     found = resolve(spec.path, spec.folder)
     if not inspect.isclass(found):
-        return _check_call(found, spec, spec.options)
+        _check_call(found, spec, spec.options)
+        return _check_types(found, spec)
     _check_constructor(found, spec)
     grade = inspect.getattr_static(found, "grade", None)
     if isinstance(grade, _PLAIN_METHODS):
@@ -151,6 +152,12 @@ def _check_constructor(found: type, spec: Spec) -> None:
             f"rewards.functions: {spec.path} cannot be made with the options {', '.join(spec.options) or '(none)'}: "
             f"{error}; its options are {', '.join(parameters) or '(none)'}"
         ) from error
+    _check_types(found, spec)
+
+
+def _check_types(found: Any, spec: Spec) -> None:
+    if wrong := mistyped(found, spec.options):
+        raise RewardError(f"rewards.functions: the options of {spec.path}: {wrong}: set it below options:")
 
 
 def _may_get_grade(found: type) -> bool:

@@ -139,8 +139,9 @@ def test_a_loss_that_returns_no_pair_is_named_with_what_it_must_return(
     ("path", "options", "message"),
     [
         ("nowhere.py:Loss", {}, "loss.path: nowhere.py:Loss: no such file"),
-        ("bad.py:Missing", {}, "loss.path: bad.py:Missing: bad.py has no 'Missing'; it has Few, Fussy"),
+        ("bad.py:Missing", {}, "loss.path: bad.py:Missing: bad.py has no 'Missing'; it has Few, Fussy, Typed"),
         ("bad.py:Few", {}, "loss.path: bad.py:Few cannot be called as (logits, target_ids, advantages"),
+        ("bad.py:Typed", {"clip": "x"}, "loss.options: of bad.py:Typed: clip is of type str, and declared as float"),
         ("bad.py:Fussy", {"a": 1}, "loss.options: making bad.py:Fussy with {'a': 1} failed: ValueError: not 1"),
     ],
 )
@@ -151,6 +152,7 @@ def test_a_custom_loss_that_cannot_be_used_says_why(
     (tmp_path / "bad.py").write_text(
         "class Few:\n    def __call__(self, logits, targets): ...\n"
         "class Fussy:\n    def __init__(self, a): raise ValueError(f'not {a}')\n"
+        "class Typed:\n    def __init__(self, clip: float): ...\n"
     )
     config = load_config({"loss": {"name": "custom", "path": path, "options": options}})
     with pytest.raises(ConfigError) as caught:

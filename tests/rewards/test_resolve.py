@@ -198,3 +198,43 @@ def test_signatures_that_do_not_fit_are_refused_and_nothing_is_called(
 )
 def test_signatures_that_fit_are_not_refused_and_nothing_is_called(own: None, name: str, options: dict):
     check_own(spec(f"own_rewards.py:{name}", **options))
+
+
+TYPED = """
+from __future__ import annotations
+from typing import Optional
+
+class Typed:
+    def __init__(self, bonus: float = 0.1, times: int = 1, strict: bool = False, name: str = "", any=None,
+                 maybe: Optional[float] = None, odd: Unknown = None): raise RuntimeError
+    def grade(self, prompt, completion, metadata): return 0.0
+
+def typed(prompt, completion, metadata, bonus: float = 0.1): return bonus
+
+class Plain:
+    def __init__(self, bonus: float = 0.1, times: int = 1, any: [] = None): raise RuntimeError
+    def grade(self, prompt, completion, metadata): return 0.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("Plain", {"bonus": "abc"}, "bonus is of type str, and declared as float: set it below options:"),
+        ("Plain", {"times": 1.5}, "times is of type float, and declared as int"),
+        ("Plain", {"bonus": None}, "bonus is of type NoneType, and declared as float"),
+        ("typed", {"bonus": "s3cret"}, "bonus is of type str, and declared as float"),
+        ("Plain", {"bonus": 1, "times": 2, "any": "x"}, None),
+        ("Plain", {"bonus": "${oc.env:BONUS}"}, None),
+        ("Typed", {"bonus": "abc"}, None),  # an annotation that cannot be looked up: nothing is known
+    ],
+)
+def test_an_option_of_another_type_than_declared_is_refused_before_any_code_runs(
+    own: None, tmp_path: Path, name: str, options: dict, said: str | None
+):
+    (tmp_path / "typed_rewards.py").write_text(TYPED)
+    if said is None:
+        return check_own(spec(f"typed_rewards.py:{name}", **options))
+    with pytest.raises(RewardError, match=rf"rewards\.functions: the options of typed_rewards\.py:{name}: {said}") as e:
+        check_own(spec(f"typed_rewards.py:{name}", **options))
+    assert "s3cret" not in str(e.value)

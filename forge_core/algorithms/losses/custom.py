@@ -19,7 +19,7 @@ from forge_core.algorithms.losses.base import Loss, PolicyLoss
 from forge_core.algorithms.losses.probe import described
 from forge_core.config.errors import ConfigError
 from forge_core.config.references import revealed
-from forge_core.data.importing import ObjectPathError, load_object, misfit
+from forge_core.data.importing import ObjectPathError, load_object, misfit, mistyped
 from forge_core.redaction import redact
 
 ARGUMENTS = ("logits", "target_ids", "advantages", "generator_logprobs", "loss_mask", "ref_logprobs")
@@ -71,6 +71,8 @@ def load_custom_loss(path: str, options: dict[str, Any]) -> PolicyLoss | CustomL
     try:
         found = load_object(path)
         arguments = revealed(options, "loss.options")
+        if wrong := mistyped(found, arguments):
+            raise ConfigError([f"loss.options: of {path}: {wrong}"])
         made = found(**arguments) if inspect.isclass(found) else partial(found, **arguments)
     except ObjectPathError as error:
         raise ConfigError([f"loss.path: {error}"]) from error
