@@ -58,7 +58,10 @@ def role(args: argparse.Namespace) -> int:
     def start() -> Any:
         from flows import roles
 
-        return getattr(roles, args.role)(args.run_id, store.uri, return_state=True)
+        state = getattr(roles, args.role)(args.run_id, store.uri, return_state=True)
+        if state.is_completed():
+            print(state.message, file=sys.stderr)  # unlike a run, a role has no closing table
+        return state
 
     return run_flow(start, store, args.run_id)
 
@@ -167,8 +170,6 @@ def _without_server(store: Store, run_id: str, outage: httpx.HTTPError) -> int:
 
 def final_status(state: Any, store: Store, run_id: str) -> int:
     if state.is_completed():
-        if said := role_ended(state):
-            print(said, file=sys.stderr)
         return 0
     if state.is_cancelled() or state.is_cancelling() or state.name == "Preempted":
         print(state.message, file=sys.stderr)
@@ -181,12 +182,6 @@ def final_status(state: Any, store: Store, run_id: str) -> int:
         file=sys.stderr,
     )
     return FAILED
-
-
-def role_ended(state: Any) -> str | None:
-    """What a role says at its end: unlike a run it shows nothing while it works."""
-    role, separator, _ = (state.message or "").partition(": ")
-    return state.message if separator and role in ROLES else None
 
 
 def _code_hint(store: Store, run_id: str) -> str:
