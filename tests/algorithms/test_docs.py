@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -180,7 +181,7 @@ def test_what_an_ordinary_function_returns_is_checked(returned: str) -> None:
 
 def test_what_an_ordinary_function_may_return() -> None:
     logits = torch.ones(2, 3, 4, requires_grad=True)
-    loss, metrics = CustomLoss(lambda logits, *_: (logits.sum(), {"a": 1, "b": logits.mean()}), "f")(logits)
+    loss, metrics = CustomLoss(lambda logits, *_: (logits.sum(), {"a": np.float32(1), "b": logits.mean()}), "f")(logits)
     assert (loss.item(), metrics["a"], metrics["b"].item()) == (24.0, 1, 1.0)
     with torch.no_grad():
         CustomLoss(lambda logits, *_: (logits.sum(), {}), "f")(logits.detach())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from functools import partial
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -61,7 +62,7 @@ def _wrong(result: Any, trains: bool) -> str | None:
     for name, value in metrics.items():
         if not isinstance(name, str):
             return f"a metric whose name is {name!r}"
-        if not (value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)):
+        if not (value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)):
             return f"{described(value)} as the metric {name!r}"
     return None
 
